@@ -1,0 +1,59 @@
+# `make demo` shows it, `make test` proves it. Everything lives in .venv and .cache; `make clean` removes both.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CHECKED := $(wildcard src tests tools bench)
+# install.sql is only psql's \ir lines, which are not SQL.
+SQL := $(filter-out %/install.sql,$(wildcard src/bartleby/sql/*.sql))
+VERSIONS ?= 14 15 16 17 18
+PYTEST_ARGS ?=
+
+.PHONY: demo test check bench matrix torture clean system
+.DEFAULT_GOAL := test
+
+demo: $(VENV)/installed
+	$(BIN)/bartleby demo
+
+test: check
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(CHECKED)
+	$(BIN)/lint-imports
+	$(if $(SQL),$(BIN)/squawk $(SQL),@echo "squawk: no SQL files yet")
+
+bench: $(VENV)/installed
+	$(BIN)/python -m bench
+
+matrix: $(VENV)/installed
+	$(BIN)/python tools/matrix.py $(VERSIONS)
+
+torture: $(VENV)/installed
+	$(BIN)/python -m pytest tests/chaos -m slow --timeout 1800 $(PYTEST_ARGS)
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+
+$(VENV)/installed: pyproject.toml
+	@$(MAKE) --no-print-directory system
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[contributor]'
+	@touch $@
+
+# What pip cannot bring. Only root on a Debian is helped, and told so; everybody else is told what is missing.
+system:
+	@missing=; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+	PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || missing="$$missing pgbouncer"; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "make: installing Debian packages:$$missing"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null \
+		|| echo "make: apt-get could not install:$$missing"; \
+	else \
+		echo "make: not installed, and not root on a Debian to install it:$$missing"; \
+		echo "make: without pgbouncer the tests that need it are skipped, and listed at the end"; \
+	fi
