@@ -63,20 +63,15 @@ class Server:
 
     @property
     def socket_directory(self) -> Path | None:
-        """What to give as host for the Unix socket, if there is one."""
+        """The host to name for the Unix socket, unless the path rules one out."""
         run = self.directory / "run"
         return run if _socket_fits(run) else None
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables with which psql and its kin find this server."""
-        return {
-            "PGHOST": "127.0.0.1",
-            "PGPORT": str(self.port),
-            "PGUSER": "postgres",
-            "PGPASSWORD": self.password,
-            "PGDATABASE": "postgres",
-        }
+        place = {"PGHOST": "127.0.0.1", "PGPORT": str(self.port), "PGDATABASE": "postgres"}
+        return {**place, "PGUSER": "postgres", "PGPASSWORD": self.password}
 
     def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
         """Stop the server, whoever started it, and return when it is gone."""
@@ -177,7 +172,7 @@ class _PidFile:
 
 def _read_pid_file(home: Path) -> _PidFile | None:
     try:
-        lines = (home / "data" / "postmaster.pid").read_text(errors="replace").splitlines()
+        lines = (home / "data" / "postmaster.pid").read_text(errors="replace").split("\n")
     except FileNotFoundError:
         return None
     # They come one by one as the server starts: pid, directory, time, port, socket, address, memory, state.
@@ -234,7 +229,7 @@ def _launch(home: Path, binaries: Path, account: Account, settings: Mapping[str,
         (home / "log").write_bytes(b"")
         _forget_the_dead(home)
         port = _free_port(home)
-        process = _spawn(home, binaries, account, {"port": str(port)} | dict(settings))
+        process = _spawn(home, binaries / "postgres", account, {**settings, "port": str(port)})
         try:
             if _becomes_ready(home, process, deadline):
                 (home / "port").write_text(str(port))
@@ -257,6 +252,8 @@ def _forget_the_dead(home: Path) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(seen.pid, 0)
             (home / "data" / "postmaster.pid").unlink(missing_ok=True)
+    for left in (home / "run").glob(".s.PGSQL.*"):
+        left.unlink()
 
 
 def _free_port(home: Path) -> int:
@@ -270,17 +267,14 @@ def _free_port(home: Path) -> int:
 
 
 def _spawn(
-    home: Path, binaries: Path, account: Account, settings: Mapping[str, str]
+    home: Path, postgres: Path, account: Account, settings: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    run = home / "run"
-    quoted = str(run).replace('"', '""')
-    fixed = {
-        "listen_addresses": "127.0.0.1",
-        "unix_socket_directories": f'"{quoted}"' if _socket_fits(run) else "",
-    }
-    options = [word for name, value in (fixed | dict(settings)).items() for word in ("-c", f"{name}={value}")]
+    run = str(home / "run").replace('"', '""')
+    sockets = f'"{run}"' if _socket_fits(home / "run") else ""
+    given = {"listen_addresses": "127.0.0.1", "unix_socket_directories": sockets, **settings}
+    options = [word for name, value in given.items() for word in ("-c", f"{name}={value}")]
     with (home / "log").open("ab") as log:
-        return account.popen([binaries / "postgres", "-D", home / "data", *options], log)
+        return account.popen([postgres, "-D", home / "data", *options], log)
 
 
 def _becomes_ready(home: Path, process: subprocess.Popen[bytes], deadline: float) -> bool:
@@ -299,4 +293,5 @@ def _tail(home: Path) -> str:
 
 
 def _socket_fits(run: Path) -> bool:
-    return len(os.fsencode(run / ".s.PGSQL.65535")) <= _SOCKET_PATH_BYTES
+    # A comma is where libpq divides several hosts.
+    return len(os.fsencode(run / ".s.PGSQL.65535")) <= _SOCKET_PATH_BYTES and "," not in str(run)
