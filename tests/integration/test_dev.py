@@ -40,8 +40,8 @@ with dev.start(Path(directory) if directory else None) as server:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="bartleby-dev-"))
+def folder(scratch: Path) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="bartleby-dev-", dir=scratch))
     path.chmod(0o755)
     yield path
     for data in path.rglob("postmaster.pid"):
@@ -98,9 +98,9 @@ def kill_without_reaping(postmaster: int) -> None:
     os.waitid(os.P_PID, postmaster, os.WEXITED | os.WNOWAIT)
 
 
-def test_a_cold_start_takes_less_than_three_seconds(folder: Path) -> None:
+def test_a_cold_start_takes_less_than_three_seconds_on_a_disk() -> None:
     began = time.monotonic()
-    with dev.start(folder / "pg") as server:
+    with tempfile.TemporaryDirectory(prefix="bartleby-dev-") as empty, dev.start(Path(empty)) as server:
         assert query(server.dsn, "select 1") == [(1,)]
         assert time.monotonic() - began < 3
         assert server.started
