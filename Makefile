@@ -54,6 +54,8 @@ system:
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null \
 		|| echo "make: apt-get could not install:$$missing"; \
 	else \
-		echo "make: not installed, and not root on a Debian to install it:$$missing"; \
-		echo "make: without pgbouncer the tests that need it are skipped, and listed at the end"; \
+		echo "make: missing, and not installed because this is not root on a Debian:$$missing"; \
+		case "$$missing" in *pgbouncer*) \
+			echo "make: the tests that need pgbouncer are skipped, and listed at the end";; \
+		esac; \
 	fi
