@@ -104,13 +104,24 @@ def account_for(home: Path) -> Account:
     """Return who may run the server of this folder: the owner of its data, else somebody who is not root."""
     if os.geteuid() != 0:
         return Account()
-    with contextlib.suppress(FileNotFoundError):
-        owner = (home / "data").stat()
-        return Account(owner.st_uid, owner.st_gid, ())
+    entry = _owner(home / "data") or _somebody()
+    account = Account(entry.pw_uid, entry.pw_gid, ())
+    reached, _ = account.run(["test", "-x", home])
+    if not reached:
+        raise NoPostgres(
+            f"As root PostgreSQL runs as {entry.pw_name}, who cannot reach {home}: name another place."
+        )
+    return account
+
+
+def _owner(data: Path) -> pwd.struct_passwd | None:
+    return pwd.getpwuid(data.stat().st_uid) if data.exists() else None
+
+
+def _somebody() -> pwd.struct_passwd:
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
-            entry = pwd.getpwnam(name)
-            return Account(entry.pw_uid, entry.pw_gid, ())
+            return pwd.getpwnam(name)
     raise NoPostgres("PostgreSQL does not run as root, and there is no user postgres or nobody to run it as.")
 
 
