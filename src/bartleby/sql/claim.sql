@@ -1,0 +1,147 @@
+-- Claim: hand out the next messages of a queue under a lease. Claims of one queue come one after another, by an
+-- advisory lock; each reads the newest lease row, which is the whole state of the reader, and inserts the next one.
+-- The usual way is one statement that reads the next stretch of the log, records the lease and returns the messages.
+-- It is left when something is due to come back, when the stretch has a gap, or when a message must run alone; then
+-- holes.sql takes over. Reading the state under a snapshot older than the lock would hand messages out twice, so only
+-- READ COMMITTED will do. The planner settings pin the index scans: segments are empty one moment and huge the next.
+
+create or replace function bartleby.claim(p_queue text, p_worker text, p_limit integer default 1,
+  p_lease interval default null)
+returns table (lease_id bigint, "position" bigint, message_id bigint, attempt integer, payload jsonb, headers jsonb,
+  key text, generation bigint, created_at timestamptz, solo boolean)
+language plpgsql security definer rows 100 set search_path = pg_catalog, bartleby, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+  v_fresh boolean := pg_current_xact_id_if_assigned() is null;
+  v_queue bartleby.queue;
+  v_reader bartleby.lease;
+  v_now timestamptz;
+  v_until timestamptz;
+  v_floor bigint;
+begin
+  perform bartleby.check_claim(p_worker, p_limit, p_lease);
+  select * into v_queue from bartleby.queue q where q.name = p_queue;
+  if not found then
+    perform bartleby.no_such_queue(p_queue);
+  elsif v_queue.paused then
+    return;
+  end if;
+  perform pg_advisory_xact_lock(v_queue.lock_key);
+  v_now := bartleby.clock();
+  v_until := v_now + coalesce(p_lease, v_queue.lease);
+  v_floor := bartleby.lease_floor(v_queue.id);
+  select * into v_reader from bartleby.lease l where l.id >= v_floor and l.id < v_floor + 1099511627776
+  order by l.id desc limit 1;
+  if num_nonnulls(v_reader.holes, v_reader.young) = 0 and (num_nonnulls(v_reader.late, v_reader.parked) = 0
+    or not bartleby.has_ended(coalesce(v_reader.late, '{}') + coalesce(v_reader.parked, '{}'), pg_current_snapshot(),
+      v_fresh)) then
+    return query
+    with batch as materialized (
+      select m.position, m.id, m.attempts, m.solo, m.big, m.cycle, m.payload, m.headers, m.key, m.generation, m.created_at
+      from bartleby.log m
+      where m.queue = v_queue.id and m.position > v_reader.upper and not exists (
+        select from bartleby.deferred d where d.queue = v_queue.id
+          and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id) and d.run_at <= v_now)
+      order by m.position limit p_limit
+    ), stretch as (
+      select max(b.position) as last, bool_or(b.cycle is not null) as replayed from batch b
+      having count(*) = max(b.position) - v_reader.upper and coalesce(sum(b.big), 0) <= 33554432
+        and bool_or(b.solo) is not true
+    ), granted as (
+      insert into bartleby.lease as l (id, granted_at, until, upper, due_at, due_id, worker, pending, late,
+        parked, replayed)
+      select v_floor + nextval('bartleby.lease_id'), v_now, v_until, s.last, v_reader.due_at, v_reader.due_id, p_worker,
+        int8multirange(int8range(v_reader.upper + 1, s.last + 1)), v_reader.late, v_reader.parked, nullif(s.replayed, false)
+      from stretch s returning l.id
+    )
+    select g.id, b.position, b.id, coalesce(b.attempts, 0) + 1, b.payload, b.headers, b.key, b.generation, b.created_at,
+      false
+    from granted g, batch b;
+    if found then
+      return;
+    end if;
+  end if;
+  return query select * from bartleby.claim_past_holes(v_queue, v_reader, v_fresh, v_now, v_until, p_worker, p_limit);
+end $$;
+comment on function bartleby.claim(text, text, integer, interval) is
+  'lease up to p_limit messages to a worker; each must be acked, failed, rejected or released before the lease lapses';
+
+create or replace function bartleby.extend(p_lease_ids bigint[], p_lease interval) returns void
+language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+as $$
+declare
+  v_kept bigint[];
+begin
+  perform bartleby.check_claim('', 1, p_lease);
+  -- locked in one order, so that two heartbeats cannot block each other
+  v_kept := array(select l.id from bartleby.lease l
+    where l.id = any (p_lease_ids) and not isempty(l.pending) order by l.id for update);
+  if not coalesce(p_lease_ids <@ v_kept, false) then
+    perform bartleby.lease_lost(array(select unnest(p_lease_ids) except select unnest(v_kept)));
+  end if;
+  update bartleby.lease l set until = bartleby.clock() + p_lease where l.id = any (v_kept);
+end $$;
+comment on function bartleby.extend(bigint[], interval) is
+  'let leases lapse p_lease from now; if one of them is lost nothing changes and the error names it';
+
+create or replace function bartleby.idle(p_queue text, p_for interval default '30 seconds') returns interval
+language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off
+as $$
+declare
+  v_queue bartleby.queue := bartleby.find_queue(p_queue);
+  v_now timestamptz := bartleby.clock();
+  v_until bigint := extract(epoch from v_now + p_for) * 1000;
+  v_reader bartleby.lease;
+begin
+  -- Writing a sequence takes an xid, so it is done long before the old word runs out, not at every poll.
+  if coalesce(pg_sequence_last_value(v_queue.idle), 0)
+    not between v_until - extract(epoch from p_for) * 500 and v_until + 60000 then
+    perform setval(v_queue.idle, v_until);
+  end if;
+  v_reader := bartleby.reader(v_queue.id);
+  if coalesce(pg_sequence_last_value(v_queue.positions), 0) > v_reader.upper
+    or num_nonnulls(v_reader.holes, v_reader.young) > 0 then
+    return interval '10 milliseconds';
+  end if;
+  return greatest(interval '0', least(p_for, (
+    select d.run_at - v_now from bartleby.deferred d
+    where d.queue = v_queue.id and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id)
+    order by d.run_at, d.id limit 1)));
+end $$;
+comment on function bartleby.idle(text, interval) is
+  'say that a worker found nothing and will listen on channel bartleby_ID; returns how long it may sleep: until the '
+  'next message is due, or only a moment while one is under way';
+
+create or replace function bartleby.check_claim(p_worker text, p_limit integer, p_lease interval) returns void
+language plpgsql stable
+as $$
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception 'claims need transaction isolation READ COMMITTED, not %',
+      upper(current_setting('transaction_isolation')) using errcode = 'ZB007';
+  elsif p_worker is null or p_limit is null or p_limit not between 1 and 10000
+    or p_lease not between interval '100 milliseconds' and interval '100 years' then
+    raise exception 'a claim needs the name of a worker, a limit from 1 to 10000 and a lease of at least 100 milliseconds'
+      using errcode = 'ZB008';
+  end if;
+end $$;
+comment on function bartleby.check_claim(text, integer, interval) is 'raises an error for a claim that cannot be made';
+
+create or replace function bartleby.reader(p_queue integer) returns bartleby.lease
+language sql stable
+as $$
+  select l from bartleby.lease l where l.id >= bartleby.lease_floor(p_queue) and l.id < bartleby.lease_floor(p_queue + 1)
+  order by l.id desc limit 1
+$$;
+comment on function bartleby.reader(integer) is 'the newest lease row of a queue';
+
+create or replace function bartleby.lease_floor(p_queue integer) returns bigint
+language sql immutable as $$ select p_queue::bigint << 40 $$;
+comment on function bartleby.lease_floor(integer) is 'below every lease id of a queue';
+
+create or replace function bartleby.new_lease_id(p_queue integer) returns bigint
+language sql volatile as $$ select (p_queue::bigint << 40) + nextval('bartleby.lease_id') $$;
+comment on function bartleby.new_lease_id(integer) is 'draws a lease id';

@@ -1,0 +1,146 @@
+-- What a failure leads to, in the transaction that settles it: a row in the ledger, and then either a deferred message
+-- that will be tried again, or a dead letter with all its evidence. A dead letter is always kept; a queue may also route
+-- a live copy of it to another queue. A message that was replayed and dies again keeps its one dead letter: the earlier
+-- cycle moves into failure_history.
+
+create or replace function bartleby.decide(p_lease bartleby.lease, p_outcome text, p_failures jsonb)
+returns table ("position" bigint, message_id bigint, verdict text, retry_at timestamptz)
+language plpgsql rows 100 set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+  v_queue bartleby.queue;
+  v_now timestamptz := bartleby.clock();
+  v_xid bigint := pg_current_xact_id()::text;
+begin
+  select * into v_queue from bartleby.queue q where q.id = p_lease.id >> 40;
+  return query
+  with failure as materialized (
+    select f.error_type, left(f.error, 100000) as error, left(f.traceback, 100000) as traceback, f.fingerprint, f.rule,
+      f.worker_version, f.verdict, m.position, m.id, m.created_at, m.max_attempts, m.cycle, m.big, m.generation, m.key,
+      m.headers, m.payload, coalesce(m.attempts, 0) + 1 as attempt, coalesce(m.first_failed_at, v_now) as first_failed_at,
+      coalesce(m.crashes, 0) + (p_outcome = 'crashed')::integer as crashes,
+      v_now + coalesce(make_interval(secs => f.delay), bartleby.retry_delay(v_queue, coalesce(m.attempts, 0) + 1)) as retry_at
+    from jsonb_to_recordset(p_failures) as f (position bigint, error_type text, error text, traceback text,
+      fingerprint text, rule text, worker_version text, verdict text, delay double precision)
+    join bartleby.log m on m.queue = v_queue.id and m.position = f.position
+  ), decided as materialized (
+    select f.*, case
+        when p_outcome = 'rejected' and f.error_type = 'unacceptable' then 'unacceptable'
+        when f.verdict = 'dead' then 'terminal'
+        when p_outcome = 'crashed' and f.crashes >= v_queue.crash_budget then 'crashed'
+        when f.attempt >= coalesce(f.max_attempts, v_queue.max_attempts) then
+          case when p_outcome = 'crashed' then 'crashed' else 'exhausted' end
+        when f.retry_at > f.first_failed_at + v_queue.give_up_after then 'expired'
+      end as reason
+    from failure f
+  ), ledger as (
+    insert into bartleby.attempt (message_id, lease_id, failed_at, retry_at, queue, attempt, cycle, outcome, verdict, rule,
+      worker, worker_version, error_type, error, traceback, fingerprint)
+    select d.id, p_lease.id, v_now, case when d.reason is null then d.retry_at end, v_queue.id, d.attempt,
+      coalesce(d.cycle, 1), p_outcome, case when d.reason is null then 'retry' else 'dead' end,
+      coalesce(d.rule, d.reason, 'attempts left'), p_lease.worker, d.worker_version, d.error_type, d.error, d.traceback,
+      d.fingerprint
+    from decided d
+  ), retried as (
+    insert into bartleby.deferred (run_at, id, xid, created_at, queue, attempts, crashes, max_attempts, cycle, big, solo,
+      generation, first_failed_at, key, headers, payload)
+    select d.retry_at, d.id, v_xid, d.created_at, v_queue.id, d.attempt, nullif(d.crashes, 0), d.max_attempts, d.cycle,
+      d.big, nullif(p_outcome = 'crashed', false), d.generation, d.first_failed_at, d.key, d.headers, d.payload
+    from decided d where d.reason is null
+  ), routed as (
+    insert into bartleby.log (position, id, created_at, queue, slot, big, generation, key, headers, payload)
+    select nextval(t.positions), nextval('bartleby.message_id'), v_now, t.id,
+      (select s.slot from bartleby.segment s where s.current), d.big, d.generation, d.key,
+      bartleby.rejection_headers(v_queue.name, d.id, d.reason, d.error_type, d.error, d.headers, v_now), d.payload
+    from decided d join bartleby.queue t
+      on t.name = case d.reason when 'unacceptable' then coalesce(v_queue.invalid_to, v_queue.dead_letter_to)
+        else v_queue.dead_letter_to end
+    where d.reason is not null
+  ), buried as (
+    insert into bartleby.dead_letter as l (message_id, queue, status, reason, created_at, first_failed_at, dead_at,
+      attempts, crashes, cycle, max_attempts, generation, big, error_type, error, traceback, fingerprint, worker,
+      worker_version, key, headers, payload)
+    select d.id, v_queue.id, 'dead', d.reason, d.created_at, d.first_failed_at, v_now, d.attempt, d.crashes,
+      coalesce(d.cycle, 1), d.max_attempts, d.generation, d.big, d.error_type, d.error, d.traceback, d.fingerprint,
+      p_lease.worker, d.worker_version, d.key, d.headers, d.payload
+    from decided d where d.reason is not null
+    on conflict (message_id) do update set (status, reason, first_failed_at, dead_at, attempts, crashes, cycle, generation,
+      error_type, error, traceback, fingerprint, worker, worker_version, failure_history, replayed_at, replayed_by,
+      replay_reason, resolved_at)
+      = (excluded.status, excluded.reason, excluded.first_failed_at, excluded.dead_at, excluded.attempts, excluded.crashes,
+      excluded.cycle, excluded.generation, excluded.error_type, excluded.error, excluded.traceback, excluded.fingerprint,
+      excluded.worker, excluded.worker_version, l.failure_history || bartleby.past_cycle(l), null, null, null, null)
+  )
+  select d.position, d.id, case when d.reason is null then 'retry' else 'dead' end,
+    case when d.reason is null then d.retry_at end
+  from decided d;
+  perform bartleby.wake(t) from bartleby.queue t where t.name in (v_queue.dead_letter_to, v_queue.invalid_to);
+end $$;
+comment on function bartleby.decide(bartleby.lease, text, jsonb) is
+  'apply the verdict on failures whose positions were taken out of a lease';
+
+create or replace function bartleby.rejection_headers(p_queue text, p_id bigint, p_reason text, p_error_type text,
+  p_error text, p_headers jsonb, p_now timestamptz) returns jsonb
+language sql stable
+as $$
+  select coalesce(p_headers, '{}') || jsonb_strip_nulls(jsonb_build_object(
+    'original_queue', p_queue,
+    'original_message_id', p_id,
+    'original_type', p_headers ->> 'type',
+    'rejection_reason', case p_reason when 'unacceptable' then 'unacceptable' else 'delivery_error' end,
+    'rejection_timestamp', to_char(p_now at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+    'rejection_message', coalesce(nullif(concat_ws(': ', nullif(p_error_type, p_reason), left(p_error, 1000)), ''), p_reason)))
+$$;
+comment on function bartleby.rejection_headers(text, bigint, text, text, text, jsonb, timestamptz) is
+  'headers of the copy of a dead letter that is routed to another queue';
+
+create or replace function bartleby.past_cycle(p_letter bartleby.dead_letter) returns jsonb
+language sql stable
+as $$
+  select jsonb_build_object('cycle', p_letter.cycle, 'reason', p_letter.reason, 'attempts', p_letter.attempts,
+    'crashes', p_letter.crashes, 'first_failed_at', p_letter.first_failed_at, 'dead_at', p_letter.dead_at,
+    'error_type', p_letter.error_type, 'error', p_letter.error, 'traceback', p_letter.traceback,
+    'fingerprint', p_letter.fingerprint, 'worker', p_letter.worker, 'worker_version', p_letter.worker_version,
+    'generation', p_letter.generation, 'replayed_at', p_letter.replayed_at, 'replayed_by', p_letter.replayed_by,
+    'replay_reason', p_letter.replay_reason)
+$$;
+comment on function bartleby.past_cycle(bartleby.dead_letter) is 'one entry of failure_history';
+
+create or replace function bartleby.replay(p_ids bigint[], p_actor text, p_reason text) returns setof bigint
+language plpgsql security definer rows 1000 set search_path = pg_catalog, bartleby, pg_temp
+as $$
+begin
+  if coalesce(trim(p_actor), '') = '' or coalesce(trim(p_reason), '') = '' then
+    raise exception 'replay needs an actor and a reason' using errcode = 'ZB008';
+  end if;
+  -- before the first position, as in send()
+  perform pg_current_xact_id();
+  return query
+  with chosen as (
+    update bartleby.dead_letter l
+    set status = 'replayed', replayed_at = bartleby.clock(), replayed_by = p_actor, replay_reason = p_reason
+    where l.message_id = any (p_ids) and l.status = 'dead'
+    returning l.*
+  )
+  insert into bartleby.log (position, id, created_at, queue, slot, max_attempts, cycle, big, generation, key, headers,
+    payload)
+  select nextval(q.positions), c.message_id, c.created_at, c.queue, (select s.slot from bartleby.segment s where s.current),
+    c.max_attempts, c.cycle + 1, c.big, c.generation, c.key, c.headers, c.payload
+  from chosen c join bartleby.queue q on q.id = c.queue
+  returning id;
+  perform bartleby.wake(q) from bartleby.queue q
+  where q.id in (select l.queue from bartleby.dead_letter l where l.message_id = any (p_ids));
+end $$;
+comment on function bartleby.replay(bigint[], text, text) is
+  'let dead messages live again under their own ids, with new attempts; returns those that were dead';
+
+create or replace function bartleby.resolve(p_queue bigint, p_positions int8multirange) returns void
+language sql
+as $$
+  update bartleby.dead_letter l set status = 'resolved', resolved_at = bartleby.clock()
+  from unnest(p_positions) r
+  join bartleby.log m on m.queue = p_queue and m.position >= lower(r) and m.position < upper(r) and m.cycle is not null
+  where l.message_id = m.id and l.status = 'replayed'
+$$;
+comment on function bartleby.resolve(bigint, int8multirange) is 'dead letters whose replayed messages are now done';

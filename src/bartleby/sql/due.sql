@@ -1,0 +1,67 @@
+-- Deferred messages come back through claim() itself: those that are due are appended to the tail of the log with
+-- their identity and attempts. The scan begins behind the last one appended, (due_at, due_id), so that what it has
+-- taken out costs nothing even when it cannot be vacuumed. A transaction that was open then may yet commit a message
+-- behind that mark: its xid is in `late`, and its rows are looked up by xid once it has ended.
+
+create or replace function bartleby.append_due(p_queue bartleby.queue, p_reader bartleby.lease, p_fresh boolean,
+  p_now timestamptz, p_limit integer) returns bartleby.lease
+language plpgsql
+as $$
+declare
+  v_new bartleby.lease := p_reader;
+  v_late int8multirange := coalesce(p_reader.late, '{}');
+  v_ended int8multirange := v_late - bartleby.running(pg_current_snapshot(), not p_fresh);
+  v_snapshot pg_snapshot;
+  v_due_at timestamptz;
+  v_due_id bigint;
+  v_late_rows integer;
+begin
+  if p_now < v_new.due_at then
+    -- the clock went back: what is deferred now may lie behind the mark
+    v_new.due_at := '-infinity';
+    v_new.due_id := 0;
+  end if;
+  if isempty(v_ended) and not exists (
+    select from bartleby.deferred d where d.queue = p_queue.id
+      and (d.run_at, d.id) > (v_new.due_at, v_new.due_id) and d.run_at <= p_now) then
+    return v_new;
+  end if;
+  -- before the first position, as in send(), and after p_now, as `late` needs it
+  perform pg_current_xact_id();
+  with due as materialized (
+    (select d.run_at, d.id, false as late from bartleby.deferred d
+    where d.queue = p_queue.id and (d.run_at, d.id) > (v_new.due_at, v_new.due_id) and d.run_at <= p_now
+    order by d.run_at, d.id limit p_limit)
+    union all
+    (select d.run_at, d.id, true from unnest(v_ended) r
+    join bartleby.deferred d on d.queue = p_queue.id and d.xid >= lower(r) and d.xid < upper(r)
+      and (d.run_at, d.id) <= (v_new.due_at, v_new.due_id)
+    limit p_limit)
+  ), gone as (
+    delete from bartleby.deferred d using due
+    where d.queue = p_queue.id and d.run_at = due.run_at and d.id = due.id returning d.*
+  ), appended as (
+    insert into bartleby.log (position, id, created_at, queue, slot, attempts, crashes, max_attempts, cycle, big, solo,
+      generation, first_failed_at, key, headers, payload)
+    select nextval(p_queue.positions), g.id, g.created_at, g.queue, (select s.slot from bartleby.segment s where s.current),
+      g.attempts, g.crashes, g.max_attempts, g.cycle, g.big, g.solo, g.generation, g.first_failed_at, g.key, g.headers,
+      g.payload
+    from (select * from gone order by run_at, id) g
+  )
+  select l.run_at, l.id, (select count(*) from due d where d.late), pg_current_snapshot()
+  into v_due_at, v_due_id, v_late_rows, v_snapshot
+  from (select) one left join (
+    select d.run_at, d.id from due d where not d.late order by d.run_at desc, d.id desc limit 1) l on true;
+  if v_late_rows < p_limit then
+    v_late := v_late - v_ended;
+  end if;
+  if p_fresh and v_due_at is not null then
+    v_new.due_at := v_due_at;
+    v_new.due_id := v_due_id;
+    v_late := v_late + bartleby.running_below_me(v_snapshot);
+  end if;
+  v_new.late := nullif(v_late, '{}');
+  return v_new;
+end $$;
+comment on function bartleby.append_due(bartleby.queue, bartleby.lease, boolean, timestamptz, integer) is
+  'append deferred messages that are due to the tail of the log';

@@ -1,0 +1,14 @@
+\ir tables.sql
+\ir policy.sql
+\ir queues.sql
+\ir send.sql
+\ir claim.sql
+\ir holes.sql
+\ir due.sql
+\ir settle.sql
+\ir dead_letters.sql
+\ir reap.sql
+\ir segments.sql
+\ir views.sql
+\ir manifest.sql
+\ir roles.sql

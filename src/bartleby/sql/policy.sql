@@ -1,0 +1,130 @@
+-- The values of a policy, each checked with an error that names its key, and the curves of the delays between attempts.
+
+create or replace function bartleby.bad_policy(p_key text, p_value jsonb, p_expected text) returns void
+language plpgsql immutable
+as $$
+begin
+  raise exception 'bad value for policy key "%": %', p_key, left(p_value::text, 80)
+    using errcode = 'ZB003', hint = 'expected ' || p_expected;
+end $$;
+comment on function bartleby.bad_policy(text, jsonb, text) is 'raises the error for a policy value that cannot be used';
+
+create or replace function bartleby.policy_number(p_key text, p_value jsonb, p_least numeric, p_most numeric)
+returns numeric language plpgsql immutable
+as $$
+begin
+  if jsonb_typeof(p_value) is distinct from 'number' or not (p_value::numeric between p_least and p_most) then
+    perform bartleby.bad_policy(p_key, p_value, format('a number from %s to %s', p_least, p_most));
+  end if;
+  return p_value::numeric;
+end $$;
+comment on function bartleby.policy_number(text, jsonb, numeric, numeric) is 'a number of a policy';
+
+create or replace function bartleby.policy_integer(p_key text, p_value jsonb, p_least integer, p_most integer)
+returns integer language plpgsql immutable
+as $$
+declare
+  v_number numeric := bartleby.policy_number(p_key, p_value, p_least, p_most);
+begin
+  if v_number <> trunc(v_number) then
+    perform bartleby.bad_policy(p_key, p_value, 'a whole number');
+  end if;
+  return v_number;
+end $$;
+comment on function bartleby.policy_integer(text, jsonb, integer, integer) is 'a whole number of a policy';
+
+create or replace function bartleby.policy_choice(p_key text, p_value jsonb, p_choices text[]) returns text
+language plpgsql immutable
+as $$
+begin
+  if jsonb_typeof(p_value) is distinct from 'string' or not ((p_value #>> '{}') = any (p_choices)) then
+    perform bartleby.bad_policy(p_key, p_value, 'one of: ' || array_to_string(p_choices, ', '));
+  end if;
+  return p_value #>> '{}';
+end $$;
+comment on function bartleby.policy_choice(text, jsonb, text[]) is 'a word of a policy';
+
+create or replace function bartleby.policy_duration(p_key text, p_value jsonb, p_least interval) returns interval
+language plpgsql stable
+as $$
+declare
+  v_duration interval;
+begin
+  begin
+    v_duration := case jsonb_typeof(p_value)
+      when 'number' then make_interval(secs => p_value::double precision)
+      when 'string' then (p_value #>> '{}')::interval
+    end;
+  exception when data_exception then
+    v_duration := null;
+  end;
+  if v_duration is null or v_duration < p_least or v_duration > interval '100 years' then
+    perform bartleby.bad_policy(p_key, p_value, format(
+      'seconds, or an interval such as "5 min", from %s to 100 years', p_least));
+  end if;
+  return v_duration;
+end $$;
+comment on function bartleby.policy_duration(text, jsonb, interval) is 'a duration of a policy';
+
+create or replace function bartleby.policy_schedule(p_key text, p_value jsonb) returns interval[]
+language plpgsql stable
+as $$
+begin
+  if jsonb_typeof(p_value) is distinct from 'array' or jsonb_array_length(p_value) not between 1 and 1000 then
+    perform bartleby.bad_policy(p_key, p_value, 'a list of 1 to 1000 durations');
+  end if;
+  return array(select bartleby.policy_duration(p_key, e.value, '0')
+    from jsonb_array_elements(p_value) with ordinality e order by e.ordinality);
+end $$;
+comment on function bartleby.policy_schedule(text, jsonb) is 'a list of durations of a policy';
+
+-- A route must lead to a queue that exists and may not come back: a message that dies everywhere would circle for ever.
+create or replace function bartleby.policy_route(p_key text, p_value jsonb, p_queue text) returns text
+language plpgsql stable
+as $$
+begin
+  if p_value = 'null' then
+    return null;
+  elsif jsonb_typeof(p_value) is distinct from 'string'
+    or not exists (select from bartleby.queue q where q.name = p_value #>> '{}') then
+    perform bartleby.bad_policy(p_key, p_value, 'the name of an existing queue, or null');
+  elsif exists (
+    with recursive route (name) as (
+      select p_value #>> '{}'
+      union
+      select t.name from route r join bartleby.queue q on q.name = r.name,
+        unnest(array[q.dead_letter_to, q.invalid_to]) as t (name) where t.name is not null)
+    select from route r where r.name = p_queue) then
+    perform bartleby.bad_policy(p_key, p_value, format('a queue from which no route leads back to "%s"', p_queue));
+  end if;
+  return p_value #>> '{}';
+end $$;
+comment on function bartleby.policy_route(text, jsonb, text) is 'a queue name of a policy';
+
+-- The exponent is compared with the cap before it is raised: attempt 20,000 must not overflow.
+create or replace function bartleby.retry_delay(p_queue bartleby.queue, p_attempt integer) returns interval
+language plpgsql volatile
+as $$
+declare
+  v_base double precision := extract(epoch from p_queue.base);
+  v_cap double precision := extract(epoch from p_queue.cap);
+  v_seconds double precision;
+begin
+  v_seconds := case p_queue.backoff
+    when 'none' then 0
+    when 'fixed' then v_base
+    when 'quadratic' then least(v_cap, v_base * p_attempt::double precision ^ 2)
+    when 'schedule' then
+      extract(epoch from p_queue.schedule[least(p_attempt, cardinality(p_queue.schedule))])
+    else case
+      when v_base = 0 then 0
+      when v_cap <= v_base or (p_attempt - 1) * ln(p_queue.factor) >= ln(v_cap / v_base) then v_cap
+      else v_base * p_queue.factor ^ (p_attempt - 1)
+    end
+  end;
+  if coalesce(p_queue.jitter, case p_queue.backoff when 'exponential' then 'full' end) = 'full' then
+    v_seconds := v_seconds * random();
+  end if;
+  return make_interval(secs => v_seconds);
+end $$;
+comment on function bartleby.retry_delay(bartleby.queue, integer) is 'how long to wait after a failed attempt';

@@ -1,0 +1,110 @@
+-- Reap: leases that lapsed. An attempt counts when it is claimed, but a claim is a batch, and one poisonous message must
+-- not take its neighbours to the grave. So a lapsed lease charges nobody: its messages come back marked solo, and a solo
+-- message is leased alone. If that lease lapses too, the message was the culprit and the attempt is charged. A lease
+-- granted before the server's last start charges nobody either: that crash was the server's.
+-- Leases of one queue commit in the order of their ids, since claims come one after another. So each is looked at once,
+-- and then only those that were open; what is settled is deleted. The cost does not grow with what cannot be vacuumed.
+
+create or replace function bartleby.reap()
+returns table (queue text, lease_id bigint, worker text, messages integer, outcome text)
+language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  v_queue bartleby.queue;
+begin
+  -- whoever comes second has nothing to do
+  if not pg_try_advisory_xact_lock(hashtextextended('bartleby.reap', 0)) then
+    return;
+  end if;
+  for v_queue in select * from bartleby.queue q order by q.id loop
+    return query select v_queue.name, r.* from bartleby.reap_queue(v_queue) r;
+  end loop;
+  delete from bartleby.unique_key u where u.until < bartleby.clock();
+end $$;
+comment on function bartleby.reap() is 'take back lapsed leases and forget settled ones; call it every few seconds';
+
+create or replace function bartleby.reap_queue(p_queue bartleby.queue)
+returns table (lease_id bigint, worker text, messages integer, outcome text)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  v_now timestamptz := bartleby.clock();
+  v_newest bigint := (bartleby.reader(p_queue.id)).id;
+  v_sweep bartleby.sweep;
+  v_open bigint[];
+  v_settled bigint[];
+  v_lease bartleby.lease;
+begin
+  select * into v_sweep from bartleby.sweep s where s.queue = p_queue.id order by s.id desc limit 1;
+  select coalesce(array_agg(l.id order by l.id) filter (where not isempty(l.pending)), '{}'),
+    array_agg(l.id) filter (where isempty(l.pending) and l.id < v_newest)
+  into v_open, v_settled
+  from (
+    select l.id, l.pending from bartleby.lease l
+    where l.id > coalesce(v_sweep.upto, bartleby.lease_floor(p_queue.id)) and l.id <= v_newest
+    union all
+    select l.id, l.pending from unnest(v_sweep.open) o join bartleby.lease l on l.id = o and l.id <= v_sweep.upto) l;
+  delete from bartleby.lease l where l.id = any (v_settled);
+  for v_lease in
+    select * from bartleby.lease l where l.id = any (v_open) and l.until < v_now and not isempty(l.pending)
+    order by l.id for update skip locked
+  loop
+    lease_id := v_lease.id;
+    worker := v_lease.worker;
+    messages := (select sum(upper(r) - lower(r)) from unnest(v_lease.pending) r);
+    outcome := bartleby.reap_lease(v_lease, v_now);
+    return next;
+  end loop;
+  if v_newest - 1 is distinct from v_sweep.upto or v_open is distinct from v_sweep.open then
+    delete from bartleby.sweep s where s.queue = p_queue.id;
+    insert into bartleby.sweep (queue, upto, open, looked_back_at)
+    values (p_queue.id, v_newest - 1, v_open, coalesce(v_sweep.looked_back_at, v_now));
+  end if;
+  if v_now not between v_sweep.looked_back_at and v_sweep.looked_back_at + interval '1 minute' then
+    perform bartleby.look_back(p_queue, v_now);
+  end if;
+end $$;
+comment on function bartleby.reap_queue(bartleby.queue) is 'take back the lapsed leases of one queue';
+
+create or replace function bartleby.reap_lease(p_lease bartleby.lease, p_now timestamptz) returns text
+language plpgsql
+as $$
+declare
+  v_lease bartleby.lease := bartleby.take(p_lease.id, p_lease.pending);
+  v_by_server boolean := p_lease.granted_at < pg_postmaster_start_time();
+begin
+  if v_lease.solo and not v_by_server then
+    return (select d.verdict from bartleby.decide(v_lease, 'crashed', jsonb_build_array(jsonb_build_object(
+      'position', lower(v_lease.pending), 'error_type', 'WorkerLost',
+      'error', format('worker %s stopped answering while it ran this message alone', v_lease.worker)))) d);
+  end if;
+  perform bartleby.put_back(v_lease, p_now, case when not v_by_server then true end);
+  return 'released';
+end $$;
+comment on function bartleby.reap_lease(bartleby.lease, timestamptz) is 'take back one lapsed lease';
+
+-- The clock of the server may be set back, and forward again, while nobody claims: a message deferred in between lies
+-- behind the reader's mark. Then the mark is lifted, and the next claim looks at everything that is due.
+create or replace function bartleby.look_back(p_queue bartleby.queue, p_now timestamptz) returns void
+language plpgsql
+as $$
+declare
+  v_reader bartleby.lease;
+begin
+  update bartleby.sweep s set looked_back_at = p_now where s.queue = p_queue.id;
+  if not pg_try_advisory_xact_lock(p_queue.lock_key) then
+    return;
+  end if;
+  v_reader := bartleby.reader(p_queue.id);
+  if exists (select from bartleby.deferred d where d.queue = p_queue.id
+    and (d.run_at, d.id) <= (v_reader.due_at, v_reader.due_id) and d.run_at < p_now - interval '10 seconds') then
+    insert into bartleby.lease (id, granted_at, until, upper, due_at, due_id, holes_since, worker, pending, late, holes,
+      owners, young, parked)
+    values (bartleby.new_lease_id(p_queue.id), p_now, p_now, v_reader.upper, '-infinity', 0, v_reader.holes_since, '', '{}',
+      v_reader.late, v_reader.holes, v_reader.owners, v_reader.young, v_reader.parked);
+  end if;
+end $$;
+comment on function bartleby.look_back(bartleby.queue, timestamptz) is 'find deferred messages that the reader has passed by';

@@ -1,0 +1,210 @@
+-- Send, in the caller's transaction: commit makes the message visible, rollback makes it never have been.
+-- One rule carries the engine: a transaction has its xid before it draws its first position. claim() relies on it to
+-- know which transactions can still own a position that it passed.
+-- A sender notifies only if a worker of this queue may be asleep: the worker first writes that into the queue's idle
+-- sequence and then looks at the position sequence, the sender first draws its position and then looks at idle.
+-- Sequences are seen at once, so one of the two always sees the other, and a busy queue pays for no NOTIFY.
+
+create or replace function bartleby.send(
+  p_queue text, p_payload jsonb, p_headers jsonb default null, p_key text default null, p_delay interval default null,
+  p_max_attempts integer default null, p_generation bigint default null, p_unique_for interval default null
+) returns bigint
+language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+as $$
+declare
+  v_queue bartleby.queue;
+  v_now timestamptz := bartleby.clock();
+  v_xid bigint;
+  v_id bigint;
+begin
+  select * into v_queue from bartleby.queue q where q.name = p_queue;
+  if not found then
+    perform bartleby.no_such_queue(p_queue);
+  end if;
+  if p_payload is null or pg_column_size(p_payload) > least(1000, v_queue.payload_limit)
+    or num_nonnulls(p_headers, p_key, p_delay, p_max_attempts, p_generation, p_unique_for) > 0 then
+    perform bartleby.check_message(v_queue, null, p_payload, p_headers, p_key, p_delay, p_max_attempts, p_unique_for);
+  end if;
+  v_xid := pg_current_xact_id()::text;
+  v_id := nextval('bartleby.message_id');
+  if p_unique_for is not null then
+    -- waits for a concurrent sender of the same key, then keeps whichever was first
+    insert into bartleby.unique_key as u (queue, key, message_id, until)
+    values (v_queue.id, p_key, v_id, v_now + p_unique_for)
+    on conflict (queue, key) do update set message_id = excluded.message_id, until = excluded.until
+    where u.until <= v_now;
+    if not found then
+      return (select u.message_id from bartleby.unique_key u where u.queue = v_queue.id and u.key = p_key);
+    end if;
+  end if;
+  if p_delay > interval '0' then
+    -- looking at the sequence locks it: drop_queue() waits for us
+    perform pg_sequence_last_value(v_queue.positions);
+    insert into bartleby.deferred (run_at, id, xid, created_at, queue, max_attempts, big, generation, key, headers, payload)
+    values (v_now + p_delay, v_id, v_xid, v_now, v_queue.id, p_max_attempts, bartleby.big(p_payload), p_generation, p_key,
+      p_headers, p_payload);
+    return v_id;
+  end if;
+  insert into bartleby.log (position, id, created_at, queue, slot, max_attempts, big, generation, key, headers, payload)
+  values (nextval(v_queue.positions), v_id, v_now, v_queue.id, (select s.slot from bartleby.segment s where s.current),
+    p_max_attempts, bartleby.big(p_payload), p_generation, p_key, p_headers, p_payload);
+  if pg_sequence_last_value(v_queue.idle) is not null then
+    perform bartleby.wake(v_queue);
+  end if;
+  return v_id;
+end $$;
+comment on function bartleby.send(text, jsonb, jsonb, text, interval, integer, bigint, interval) is
+  'append one message; returns its id. With p_unique_for, a second send of the same key within that time returns the '
+  'id of the first';
+
+create or replace function bartleby.send_many(p_queue text, p_messages jsonb) returns setof bigint
+language plpgsql security definer rows 1000 set search_path = pg_catalog, bartleby, pg_temp
+as $$
+declare
+  v_queue bartleby.queue := bartleby.find_queue(p_queue);
+  v_now timestamptz := bartleby.clock();
+  v_odd bigint;
+begin
+  v_odd := bartleby.check_messages(v_queue, p_messages);
+  perform pg_current_xact_id();
+  if v_odd > 0 then
+    return query select bartleby.send(p_queue, m.payload, m.headers, m.key, m.delay, m.max_attempts, m.generation,
+      m.unique_for) from bartleby.message_fields(p_messages) m;
+    return;
+  end if;
+  return query insert into bartleby.log (position, id, created_at, queue, slot, max_attempts, big, generation, key,
+    headers, payload)
+  select nextval(v_queue.positions), nextval('bartleby.message_id'), v_now, v_queue.id, s.slot,
+    (m ->> 'max_attempts')::smallint, bartleby.big(m -> 'payload'), (m ->> 'generation')::bigint, m ->> 'key',
+    nullif(m -> 'headers', 'null'), m -> 'payload'
+  from bartleby.segment s, jsonb_array_elements(p_messages) m where s.current
+  returning id;
+  perform bartleby.wake(v_queue);
+end $$;
+comment on function bartleby.send_many(text, jsonb) is
+  'append a JSON array of messages {"payload", "headers", "key", "delay", "max_attempts", "generation", "unique_for"}; '
+  'returns their ids in order; one bad message is an error that names its index, and nothing is sent';
+
+create or replace function bartleby.wake(p_queue bartleby.queue) returns void
+language plpgsql
+as $$
+begin
+  if pg_sequence_last_value(p_queue.idle) > extract(epoch from bartleby.clock()) * 1000 then
+    perform pg_notify('bartleby_' || p_queue.id, '');
+  end if;
+end $$;
+comment on function bartleby.wake(bartleby.queue) is 'notify the workers of a queue if one may be asleep';
+
+-- Returns how many messages have a delay or a uniqueness, which only send() knows how to treat.
+create or replace function bartleby.check_messages(p_queue bartleby.queue, p_messages jsonb) returns bigint
+language plpgsql stable set search_path = pg_catalog, bartleby, pg_temp
+as $$
+declare
+  v_odd bigint;
+  v_index bigint;
+  v_message jsonb;
+  v_key text;
+begin
+  if p_messages is null or jsonb_typeof(p_messages) <> 'array' then
+    raise exception 'messages must be a JSON array' using errcode = 'ZB004';
+  end if;
+  -- what only has a small payload needs no closer look
+  select count(*) filter (where m.value ?| '{delay,unique_for}') into v_odd
+  from jsonb_array_elements(p_messages) m
+  where not (m.value ? 'payload' and m.value - 'payload' = '{}');
+  for v_index, v_message in
+    select m.ordinality - 1, m.value from jsonb_array_elements(p_messages) with ordinality m
+    where jsonb_typeof(m.value) <> 'object' or not m.value ? 'payload' or m.value - 'payload' <> '{}'
+      or pg_column_size(m.value) > least(1000, p_queue.payload_limit)
+  loop
+    if jsonb_typeof(v_message) <> 'object' or not v_message ? 'payload' then
+      perform bartleby.bad_message(v_index, 'a message is an object with the key "payload"');
+    end if;
+    select k into v_key from jsonb_object_keys(
+      v_message - '{payload,headers,key,delay,max_attempts,generation,unique_for}'::text[]) k limit 1;
+    if found then
+      perform bartleby.bad_message(v_index, format('unknown key "%s"', left(v_key, 80)));
+    end if;
+    begin
+      perform bartleby.check_message(p_queue, v_index, m.payload, m.headers, m.key, m.delay, m.max_attempts, m.unique_for)
+      from bartleby.message_fields(jsonb_build_array(v_message)) m;
+    exception when data_exception then
+      perform bartleby.bad_message(v_index, sqlerrm);
+    end;
+  end loop;
+  return v_odd;
+end $$;
+comment on function bartleby.check_messages(bartleby.queue, jsonb) is 'raises an error for the first bad message';
+
+create or replace function bartleby.message_fields(p_messages jsonb) returns table (payload jsonb, headers jsonb, key text,
+  delay interval, max_attempts integer, generation bigint, unique_for interval)
+language sql stable
+as $$
+  select m.value -> 'payload', nullif(m.value -> 'headers', 'null'), m.value ->> 'key',
+    bartleby.duration(m.value -> 'delay'), (m.value ->> 'max_attempts')::integer, (m.value ->> 'generation')::bigint,
+    bartleby.duration(m.value -> 'unique_for')
+  from jsonb_array_elements(p_messages) with ordinality m order by m.ordinality
+$$;
+comment on function bartleby.message_fields(jsonb) is 'the fields of the messages given to send_many';
+
+create or replace function bartleby.duration(p_value jsonb) returns interval
+language sql stable
+as $$
+  select case jsonb_typeof(p_value) when 'number' then make_interval(secs => p_value::double precision)
+    else (p_value #>> '{}')::interval end
+$$;
+comment on function bartleby.duration(jsonb) is 'seconds as a number, or an interval as text';
+
+-- Depth and digits: jsonb holds more than most readers can decode.
+create or replace function bartleby.check_message(p_queue bartleby.queue, p_index bigint, p_payload jsonb, p_headers jsonb,
+  p_key text, p_delay interval, p_max_attempts integer, p_unique_for interval) returns void
+language plpgsql stable set search_path = pg_catalog, bartleby, pg_temp
+as $$
+declare
+  v_size integer := pg_column_size(p_payload) + coalesce(pg_column_size(p_headers), 0);
+begin
+  if p_payload is null then
+    perform bartleby.bad_message(p_index, 'the payload is null; JSON null is written as ''null''::jsonb');
+  elsif v_size > p_queue.payload_limit then
+    raise exception '%payload and headers have % bytes, the limit of queue "%" is %', bartleby.at_index(p_index), v_size,
+      p_queue.name, p_queue.payload_limit using errcode = 'ZB005',
+      hint = 'send a reference to the data, or raise the policy key payload_limit';
+  elsif v_size > 1000 and jsonb_path_exists(jsonb_build_array(p_payload, p_headers), '$.**{502 to last}') then
+    perform bartleby.bad_message(p_index, 'payload or headers are nested more than 500 deep');
+  elsif v_size > 1000 and p_payload::text || coalesce(p_headers::text, '') ~ '[0-9]{4301}' then
+    perform bartleby.bad_message(p_index, 'payload or headers have a number of more than 4300 digits');
+  elsif jsonb_typeof(p_headers) <> 'object' then
+    perform bartleby.bad_message(p_index, 'headers must be a JSON object');
+  elsif p_key = '' or length(p_key) > 500 then
+    perform bartleby.bad_message(p_index, 'a key has 1 to 500 characters');
+  elsif p_delay < interval '0' or p_delay > interval '100 years' then
+    perform bartleby.bad_message(p_index, 'a delay is between 0 and 100 years');
+  elsif p_max_attempts not between 1 and 32000 then
+    perform bartleby.bad_message(p_index, 'max_attempts is between 1 and 32000');
+  elsif p_unique_for is not null and p_key is null then
+    perform bartleby.bad_message(p_index, 'unique_for needs a key');
+  elsif p_unique_for <= interval '0' or p_unique_for > interval '100 years' then
+    perform bartleby.bad_message(p_index, 'unique_for is more than 0 and at most 100 years');
+  end if;
+end $$;
+comment on function bartleby.check_message(bartleby.queue, bigint, jsonb, jsonb, text, interval, integer, interval) is
+  'raises an error for a message that cannot be sent';
+
+create or replace function bartleby.bad_message(p_index bigint, p_problem text) returns void
+language plpgsql immutable
+as $$
+begin
+  raise exception '%invalid message: %', bartleby.at_index(p_index), p_problem using errcode = 'ZB004',
+    detail = coalesce('index ' || p_index, '');
+end $$;
+comment on function bartleby.bad_message(bigint, text) is 'raises the error for a message that cannot be sent';
+
+create or replace function bartleby.at_index(p_index bigint) returns text
+language sql immutable
+as $$ select case when p_index is null then '' else format('message %s: ', p_index) end $$;
+comment on function bartleby.at_index(bigint) is 'where in a bulk an error was found';
+
+create or replace function bartleby.big(p_payload jsonb) returns integer
+language sql immutable
+as $$ select case when pg_column_size(p_payload) > 65536 then pg_column_size(p_payload) end $$;
+comment on function bartleby.big(jsonb) is 'the size of a payload that counts against the byte bound of a claim';

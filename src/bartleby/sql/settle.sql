@@ -1,0 +1,162 @@
+-- Settle: a worker names a lease and positions, never a message. Each call begins with one guarded statement that takes
+-- the positions out of the lease only if all of them are still in it; whoever lost the lease gets an error of its own
+-- SQLSTATE and changes nothing. What follows from a settlement is in the same transaction, so that a message is always
+-- in exactly one place. No locks are needed but that of the lease row.
+
+create or replace function bartleby.ack(p_lease_id bigint, p_positions bigint[] default null) returns integer
+language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+as $$
+declare
+  v_lease bartleby.lease;
+begin
+  if cardinality(p_positions) = 0 then
+    return 0;
+  end if;
+  v_lease := bartleby.take(p_lease_id, bartleby.ranges(p_positions));
+  if v_lease.replayed then
+    perform bartleby.resolve(p_lease_id >> 40, v_lease.pending);
+  end if;
+  return (select sum(upper(r) - lower(r)) from unnest(v_lease.pending) r);
+end $$;
+comment on function bartleby.ack(bigint, bigint[]) is
+  'these positions of a lease, or all that are left, are done; returns how many';
+
+create or replace function bartleby.take(p_lease_id bigint, p_positions int8multirange) returns bartleby.lease
+language plpgsql
+as $$
+declare
+  v_all boolean := isempty(p_positions);
+  v_lease bartleby.lease;
+begin
+  loop
+    if v_all then
+      select l.pending into p_positions from bartleby.lease l where l.id = p_lease_id;
+    end if;
+    update bartleby.lease l set pending = l.pending - p_positions
+    where l.id = p_lease_id and l.pending @> p_positions and not isempty(p_positions)
+    returning * into v_lease;
+    if found then
+      v_lease.pending := p_positions;
+      return v_lease;
+    elsif not v_all or coalesce(isempty(p_positions), true) then
+      perform bartleby.lease_lost(array[p_lease_id]);
+    end if;
+    -- part of it was settled between the look and the update: look again
+  end loop;
+end $$;
+comment on function bartleby.take(bigint, int8multirange) is
+  'take positions out of a lease, or all if none are named, and return it with just these as pending; an error if one of '
+  'them is not in it';
+
+create or replace function bartleby.lease_lost(p_lease_ids bigint[]) returns void
+language plpgsql immutable
+as $$
+begin
+  raise exception 'lease lost: %', array_to_string(p_lease_ids, ', ', 'null') using errcode = 'ZB006',
+    detail = array_to_string(p_lease_ids, ',', 'null'),
+    hint = 'the lease lapsed and was taken back, or these positions were settled before; nothing was changed';
+end $$;
+comment on function bartleby.lease_lost(bigint[]) is 'raises the error for leases that are not held';
+
+create or replace function bartleby.release(p_lease_id bigint, p_positions bigint[] default null,
+  p_delay interval default '0') returns integer
+language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+as $$
+declare
+  v_lease bartleby.lease;
+begin
+  if cardinality(p_positions) = 0 then
+    return 0;
+  elsif p_delay is null or p_delay not between interval '0' and interval '100 years' then
+    raise exception 'a delay is between 0 and 100 years' using errcode = 'ZB008';
+  end if;
+  v_lease := bartleby.take(p_lease_id, bartleby.ranges(p_positions));
+  return bartleby.put_back(v_lease, bartleby.clock() + p_delay, null);
+end $$;
+comment on function bartleby.release(bigint, bigint[], interval) is
+  'give positions of a lease back, or all that are left, at no charge; returns how many';
+
+create or replace function bartleby.put_back(p_lease bartleby.lease, p_run_at timestamptz, p_solo boolean) returns integer
+language plpgsql
+as $$
+declare
+  v_count integer;
+begin
+  insert into bartleby.deferred (run_at, id, xid, created_at, queue, attempts, crashes, max_attempts, cycle, big, solo,
+    generation, first_failed_at, key, headers, payload)
+  select p_run_at, m.id, pg_current_xact_id()::text::bigint, m.created_at, m.queue, m.attempts, m.crashes, m.max_attempts,
+    m.cycle, m.big, coalesce(p_solo, m.solo), m.generation, m.first_failed_at, m.key, m.headers, m.payload
+  from unnest(p_lease.pending) r
+  join bartleby.log m on m.queue = p_lease.id >> 40 and m.position >= lower(r) and m.position < upper(r);
+  get diagnostics v_count = row_count;
+  return v_count;
+end $$;
+comment on function bartleby.put_back(bartleby.lease, timestamptz, boolean) is 'defer what was taken out of a lease, uncharged';
+
+create or replace function bartleby.fail(p_lease_id bigint, p_failures jsonb)
+returns table ("position" bigint, message_id bigint, verdict text, retry_at timestamptz)
+language plpgsql security definer rows 100 set search_path = pg_catalog, bartleby, pg_temp
+as $$
+declare
+  v_positions bigint[] := bartleby.check_failures(p_failures);
+begin
+  if cardinality(v_positions) > 0 then
+    return query select * from bartleby.decide(bartleby.take(p_lease_id, bartleby.ranges(v_positions)), 'failed', p_failures);
+  end if;
+end $$;
+comment on function bartleby.fail(bigint, jsonb) is
+  'attempts of a lease failed: a JSON array of {"position", "error_type", "error", "traceback", "fingerprint", "verdict", '
+  '"delay", "rule", "worker_version"}; each message is retried later or becomes a dead letter, as its policy says';
+
+create or replace function bartleby.reject(p_lease_id bigint, p_position bigint, p_reason text,
+  p_description text default null) returns void
+language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+as $$
+begin
+  if p_reason is null or p_reason not in ('delivery_error', 'unacceptable') then
+    raise exception 'a message is rejected as delivery_error or as unacceptable, not as %',
+      coalesce(quote_literal(left(p_reason, 80)), 'null') using errcode = 'ZB008';
+  elsif p_position is null then
+    raise exception 'reject needs a position' using errcode = 'ZB008';
+  end if;
+  perform bartleby.decide(bartleby.take(p_lease_id, bartleby.ranges(array[p_position])), 'rejected',
+    jsonb_build_array(jsonb_build_object('position', p_position, 'error_type', p_reason, 'error', p_description,
+      'verdict', 'dead', 'rule', 'rejected')));
+end $$;
+comment on function bartleby.reject(bigint, bigint, text, text) is
+  'this message of a lease shall not be tried again: it becomes a dead letter and follows its route';
+
+create or replace function bartleby.check_failures(p_failures jsonb) returns bigint[]
+language plpgsql stable
+as $$
+declare
+  v_index bigint;
+  v_problem text;
+  v_positions bigint[];
+begin
+  if p_failures is null or jsonb_typeof(p_failures) <> 'array' then
+    raise exception 'failures must be a JSON array' using errcode = 'ZB008';
+  end if;
+  select f.ordinality - 1, case
+      when jsonb_typeof(f.value) <> 'object' or jsonb_typeof(f.value -> 'position') is distinct from 'number'
+        then 'a failure is an object with a "position"'
+      when f.value ->> 'verdict' not in ('retry', 'dead') then 'a verdict is "retry" or "dead"'
+      else 'a delay is a number of seconds from 0 to 100 years'
+    end into v_index, v_problem
+  from jsonb_array_elements(p_failures) with ordinality f
+  where jsonb_typeof(f.value) <> 'object' or jsonb_typeof(f.value -> 'position') is distinct from 'number'
+    or f.value ->> 'verdict' not in ('retry', 'dead')
+    or coalesce(jsonb_typeof(f.value -> 'delay'), 'null') not in ('number', 'null')
+    or case when jsonb_typeof(f.value -> 'delay') = 'number'
+      then (f.value -> 'delay')::numeric not between 0 and 3155760000 end
+  limit 1;
+  if found then
+    raise exception 'failure %: %', v_index, v_problem using errcode = 'ZB008';
+  end if;
+  v_positions := array(select (f.value ->> 'position')::numeric::bigint from jsonb_array_elements(p_failures) f);
+  if cardinality(v_positions) > (select count(distinct p) from unnest(v_positions) p) then
+    raise exception 'a position is named twice' using errcode = 'ZB008';
+  end if;
+  return v_positions;
+end $$;
+comment on function bartleby.check_failures(jsonb) is 'raises an error for failures that cannot be used, else their positions';

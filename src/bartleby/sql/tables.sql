@@ -1,0 +1,266 @@
+-- The tables. A message is written once into the log and never updated; what changes is one small row per claimed
+-- batch, its lease. For the worker a lease says which positions are still to be settled. For the queue, its newest
+-- lease row is the whole state of the reader: how far it has read, which positions it passed while their senders were
+-- still open, and up to where retries were brought back. Everything on the hot path is only inserted, so a snapshot
+-- held open elsewhere cannot slow it. In a wide row null means "the usual", because nulls cost nothing.
+set client_min_messages = warning;
+set check_function_bodies = off;
+
+create schema if not exists bartleby;
+comment on schema bartleby is 'Bartleby: a message queue whose subject is failure';
+
+-- A later version is reached through upgrade/, never by running install.sql over an older one.
+do $$
+declare
+  v_installed text;
+begin
+  if to_regclass('bartleby.installation') is not null then
+    select i.version into v_installed from bartleby.installation i;
+    if v_installed is distinct from '0.1.0' then
+      raise exception 'bartleby % is installed here, and this is 0.1.0', v_installed
+        using errcode = 'ZB010', hint = 'run: bartleby upgrade';
+    end if;
+  end if;
+end $$;
+
+create table if not exists bartleby.installation (
+  version text not null,
+  installed_at timestamptz not null default now()
+);
+comment on table bartleby.installation is 'the version of this schema: one row';
+insert into bartleby.installation (version) select '0.1.0' where not exists (select from bartleby.installation);
+
+create table if not exists bartleby.queue (
+  id integer generated always as identity primary key,
+  name text not null unique,
+  positions regclass not null,
+  idle regclass not null,
+  lock_key bigint not null,
+  paused boolean not null default false,
+  created_at timestamptz not null,
+  max_attempts integer not null,
+  backoff text not null,
+  base interval not null,
+  factor double precision not null,
+  cap interval not null,
+  jitter text,
+  schedule interval[],
+  lease interval not null,
+  crash_budget integer not null,
+  give_up_after interval,
+  dead_letter_to text,
+  invalid_to text,
+  retention interval not null,
+  payload_limit integer not null
+);
+comment on table bartleby.queue is 'queues and their policies';
+comment on column bartleby.queue.positions is 'sequence of places in this queue''s log';
+comment on column bartleby.queue.idle is 'sequence used as a register: until when (ms) a worker may be asleep';
+comment on column bartleby.queue.lock_key is 'advisory lock that makes claims of this queue one after another';
+comment on column bartleby.queue.jitter is 'full or none; null: full for exponential backoff, else none';
+
+create table if not exists bartleby.segment (
+  slot smallint primary key,
+  current boolean not null
+);
+comment on table bartleby.segment is 'the ring of three log segments, and which one is written';
+insert into bartleby.segment (slot, current)
+select s.slot, s.slot = 0 from generate_series(0, 2) as s (slot) on conflict do nothing;
+
+create sequence if not exists bartleby.message_id;
+comment on sequence bartleby.message_id is 'identity of messages, kept for life';
+
+create table if not exists bartleby.log (
+  position bigint not null,
+  id bigint not null,
+  created_at timestamptz not null,
+  queue integer not null,
+  slot smallint not null,
+  attempts smallint,
+  crashes smallint,
+  max_attempts smallint,
+  cycle integer,
+  big integer,
+  solo boolean,
+  generation bigint,
+  first_failed_at timestamptz,
+  key text,
+  headers jsonb,
+  payload jsonb not null
+) partition by list (slot);
+comment on table bartleby.log is 'messages, appended and never changed; a segment is truncated as a whole';
+comment on column bartleby.log.position is 'place in the queue; a message that comes back gets a new one';
+comment on column bartleby.log.attempts is 'attempts charged in this cycle; null: none';
+comment on column bartleby.log.crashes is 'of these, how many took the worker along; null: none';
+comment on column bartleby.log.cycle is 'how often it was replayed after dying; null: never died';
+comment on column bartleby.log.big is 'size of a payload that counts against the byte bound of a claim; null: small';
+comment on column bartleby.log.solo is 'suspected of killing workers: leased alone';
+
+create table if not exists bartleby.log_0 partition of bartleby.log for values in (0);
+create table if not exists bartleby.log_1 partition of bartleby.log for values in (1);
+create table if not exists bartleby.log_2 partition of bartleby.log for values in (2);
+comment on table bartleby.log_0 is 'segment 0 of the log';
+comment on table bartleby.log_1 is 'segment 1 of the log';
+comment on table bartleby.log_2 is 'segment 2 of the log';
+create unique index if not exists log_0_position on bartleby.log_0 (queue, position);
+create unique index if not exists log_1_position on bartleby.log_1 (queue, position);
+create unique index if not exists log_2_position on bartleby.log_2 (queue, position);
+
+create sequence if not exists bartleby.lease_id;
+comment on sequence bartleby.lease_id is 'low 40 bits of lease ids; the bits above are the queue';
+
+-- fillfactor: the one update that a lease usually gets (its ack) then stays on its page and touches no index
+create table if not exists bartleby.lease (
+  id bigint not null,
+  granted_at timestamptz not null,
+  until timestamptz not null,
+  upper bigint not null,
+  due_at timestamptz not null,
+  due_id bigint not null,
+  holes_since timestamptz,
+  solo boolean,
+  replayed boolean,
+  worker text not null,
+  pending int8multirange not null,
+  late int8multirange,
+  holes int8multirange,
+  owners int8multirange,
+  young int8multirange,
+  parked int8multirange
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.2);
+comment on table bartleby.lease is 'one row per claim; the newest of a queue is the state of its reader';
+comment on column bartleby.lease.until is 'worker: when the lease lapses unless extended';
+comment on column bartleby.lease.pending is 'worker: positions handed out and not yet settled';
+comment on column bartleby.lease.solo is 'worker: holds one message that runs alone';
+comment on column bartleby.lease.replayed is 'worker: holds a message that had been dead';
+comment on column bartleby.lease.upper is 'reader: every position up to here was handed out or is remembered as a hole';
+comment on column bartleby.lease.due_at is 'reader: deferred messages up to (due_at, due_id) were appended';
+comment on column bartleby.lease.due_id is 'reader: see due_at';
+comment on column bartleby.lease.late is 'reader: transactions that may yet commit a deferred message behind due_at';
+comment on column bartleby.lease.holes is 'reader: positions passed while invisible, whose owners are known';
+comment on column bartleby.lease.owners is 'reader: transactions one of which may own a position in holes';
+comment on column bartleby.lease.holes_since is 'reader: since when holes wait for their owners';
+comment on column bartleby.lease.young is 'reader: positions passed while invisible, whose owners are not yet known';
+comment on column bartleby.lease.parked is 'reader: transactions that own positions in hole';
+create unique index if not exists lease_id_key on bartleby.lease (id);
+
+create table if not exists bartleby.hole (
+  queue integer not null,
+  id bigint generated always as identity primary key,
+  holes int8multirange not null,
+  owners int8multirange not null
+);
+comment on table bartleby.hole is 'holes of transactions that stay open for long, put aside until one of them ends';
+create index if not exists hole_queue on bartleby.hole (queue, id);
+
+create table if not exists bartleby.sweep (
+  queue integer not null,
+  id bigint generated always as identity primary key,
+  upto bigint not null,
+  open bigint[] not null,
+  looked_back_at timestamptz not null
+);
+comment on table bartleby.sweep is 'how far reap() has looked through the leases, and which it found open';
+create index if not exists sweep_queue on bartleby.sweep (queue, id);
+
+create table if not exists bartleby.deferred (
+  run_at timestamptz not null,
+  id bigint not null,
+  xid bigint not null,
+  created_at timestamptz not null,
+  queue integer not null,
+  attempts smallint,
+  crashes smallint,
+  max_attempts smallint,
+  cycle integer,
+  big integer,
+  solo boolean,
+  generation bigint,
+  first_failed_at timestamptz,
+  key text,
+  headers jsonb,
+  payload jsonb not null
+) with (autovacuum_vacuum_scale_factor = 0.02);
+comment on table bartleby.deferred is 'messages that wait for a time: delayed sends and retries';
+comment on column bartleby.deferred.xid is 'the transaction that wrote it';
+create unique index if not exists deferred_due on bartleby.deferred (queue, run_at, id);
+create index if not exists deferred_xid on bartleby.deferred (queue, xid);
+
+create table if not exists bartleby.unique_key (
+  queue integer not null,
+  key text not null,
+  message_id bigint not null,
+  until timestamptz not null,
+  primary key (queue, key)
+);
+comment on table bartleby.unique_key is 'keys that may not be sent again before a time';
+create index if not exists unique_key_until on bartleby.unique_key (until);
+
+create table if not exists bartleby.attempt (
+  id bigint generated always as identity primary key,
+  message_id bigint not null,
+  lease_id bigint not null,
+  failed_at timestamptz not null,
+  retry_at timestamptz,
+  queue integer not null,
+  attempt smallint not null,
+  cycle integer not null,
+  outcome text not null,
+  verdict text not null,
+  rule text,
+  worker text not null,
+  worker_version text,
+  error_type text,
+  error text,
+  traceback text,
+  fingerprint text
+);
+comment on table bartleby.attempt is 'the ledger: one row per attempt that failed, was rejected or took its worker along';
+comment on column bartleby.attempt.outcome is 'failed, rejected or crashed';
+comment on column bartleby.attempt.rule is 'what decided the verdict';
+create index if not exists attempt_message on bartleby.attempt (message_id, id);
+
+create table if not exists bartleby.dead_letter (
+  message_id bigint primary key,
+  queue integer not null,
+  status text not null,
+  reason text not null,
+  created_at timestamptz not null,
+  first_failed_at timestamptz not null,
+  dead_at timestamptz not null,
+  attempts integer not null,
+  crashes integer not null,
+  cycle integer not null,
+  max_attempts smallint,
+  generation bigint,
+  big integer,
+  error_type text,
+  error text,
+  traceback text,
+  fingerprint text,
+  worker text not null,
+  worker_version text,
+  key text,
+  headers jsonb,
+  payload jsonb not null,
+  replayed_at timestamptz,
+  replayed_by text,
+  replay_reason text,
+  resolved_at timestamptz,
+  failure_history jsonb not null default '[]'
+);
+comment on table bartleby.dead_letter is 'messages that will not be tried again by themselves, with all their evidence';
+comment on column bartleby.dead_letter.status is 'dead, replayed (alive again) or resolved (alive again, then done)';
+comment on column bartleby.dead_letter.reason is 'exhausted, terminal, unacceptable, crashed or expired';
+comment on column bartleby.dead_letter.failure_history is 'earlier cycles of this message, oldest first';
+create index if not exists dead_letter_queue on bartleby.dead_letter (queue, dead_at, message_id) where status = 'dead';
+
+create or replace function bartleby.version() returns text
+language sql stable security definer set search_path = pg_catalog, bartleby, pg_temp
+as $$ select i.version from bartleby.installation i $$;
+comment on function bartleby.version() is 'the version of the installed schema';
+
+create or replace function bartleby.clock() returns timestamptz
+language sql volatile
+as $$ select pg_catalog.clock_timestamp() $$;
+comment on function bartleby.clock() is 'the only source of time; tests replace it';

@@ -1,0 +1,63 @@
+-- What people and programs look at. Depth is arithmetic: last position, reader and leases; nothing is counted that
+-- waits in the log. `ready` also counts positions whose senders have not committed yet, or have rolled back since the
+-- last claim.
+
+create or replace function bartleby.queue_stats()
+returns table (id integer, ready bigint, leased bigint, leases bigint, deferred bigint, dead bigint,
+  oldest_ready_at timestamptz, next_due_at timestamptz)
+language sql stable security definer rows 10 set search_path = pg_catalog, bartleby, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off
+as $$
+  select q.id, greatest(0, coalesce(pg_sequence_last_value(q.positions), 0) - r.upper), l.messages, l.leases,
+    (select count(*) from bartleby.deferred d where d.queue = q.id),
+    (select count(*) from bartleby.dead_letter d where d.queue = q.id and d.status = 'dead'),
+    (select m.created_at from bartleby.log m where m.queue = q.id and m.position > r.upper order by m.position limit 1),
+    (select d.run_at from bartleby.deferred d where d.queue = q.id and (d.run_at, d.id) > (r.due_at, r.due_id)
+      order by d.run_at, d.id limit 1)
+  from bartleby.queue q, bartleby.reader(q.id) r, lateral (
+    select coalesce(sum(upper(p) - lower(p)), 0)::bigint as messages, count(distinct o.id) as leases from (
+      select i.id, i.pending from bartleby.lease i
+      where i.id > coalesce((select s.upto from bartleby.sweep s where s.queue = q.id order by s.id desc limit 1),
+        bartleby.lease_floor(q.id)) and i.id < bartleby.lease_floor(q.id + 1) and not isempty(i.pending)
+      union
+      select i.id, i.pending from bartleby.lease i
+      where i.id = any (array(select unnest(s.open) from bartleby.sweep s where s.queue = q.id)) and not isempty(i.pending)
+    ) o, unnest(o.pending) p) l
+$$;
+comment on function bartleby.queue_stats() is 'how many messages of each queue are where';
+
+create or replace view bartleby.queues as
+select q.name, s.ready, s.leased, s.deferred, s.dead, s.oldest_ready_at, s.next_due_at, q.paused, s.leases, q.created_at,
+  q.max_attempts, q.backoff, q.base, q.factor, q.cap, coalesce(q.jitter, case q.backoff when 'exponential' then 'full'
+    else 'none' end) as jitter, q.schedule, q.lease, q.crash_budget, q.give_up_after, q.dead_letter_to, q.invalid_to,
+  q.retention, q.payload_limit
+from bartleby.queue q join bartleby.queue_stats() s on s.id = q.id;
+comment on view bartleby.queues is 'every queue: what is in it, and its policy';
+
+create or replace view bartleby.messages as
+select m.id as message_id, q.name as queue,
+  case when exists (select from bartleby.lease l where l.id >= bartleby.lease_floor(q.id)
+    and l.id < bartleby.lease_floor(q.id + 1) and l.pending @> m.position) then 'leased' else 'ready' end as state,
+  m.position, coalesce(m.attempts, 0) as attempts, coalesce(m.crashes, 0) as crashes, coalesce(m.cycle, 1) as cycle,
+  coalesce(m.solo, false) as solo, m.max_attempts, m.generation, m.key, m.headers, m.payload, m.created_at,
+  null::timestamptz as run_at
+from bartleby.queue q, bartleby.unsettled(q.id) u, bartleby.log m
+where m.queue = q.id and m.position >= lower(u.positions) and (upper_inf(u.positions) or m.position < upper(u.positions))
+union all
+select d.id, q.name, 'deferred', null, coalesce(d.attempts, 0), coalesce(d.crashes, 0), coalesce(d.cycle, 1),
+  coalesce(d.solo, false), d.max_attempts, d.generation, d.key, d.headers, d.payload, d.created_at, d.run_at
+from bartleby.deferred d join bartleby.queue q on q.id = d.queue;
+comment on view bartleby.messages is 'every living message and where it is: ready, leased or deferred';
+
+create or replace view bartleby.dead_letters as
+select l.message_id, q.name as queue, l.status, l.reason, l.error_type, l.error, l.traceback, l.fingerprint, l.attempts,
+  l.crashes, l.cycle, l.key, l.headers, l.payload, l.generation, l.worker, l.worker_version, l.created_at,
+  l.first_failed_at, l.dead_at, l.replayed_at, l.replayed_by, l.replay_reason, l.resolved_at, l.failure_history
+from bartleby.dead_letter l join bartleby.queue q on q.id = l.queue;
+comment on view bartleby.dead_letters is 'dead letters with their evidence';
+
+create or replace view bartleby.attempts as
+select a.message_id, q.name as queue, a.cycle, a.attempt, a.outcome, a.verdict, a.rule, a.error_type, a.error, a.traceback,
+  a.fingerprint, a.worker, a.worker_version, a.lease_id, a.failed_at, a.retry_at
+from bartleby.attempt a join bartleby.queue q on q.id = a.queue;
+comment on view bartleby.attempts is 'the ledger of failed attempts';
