@@ -93,9 +93,12 @@ def gone(pid: int) -> bool:
 
 
 def children_of(parent: int) -> list[int]:
-    seen = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
-    pairs = [line.split() for line in seen.stdout.splitlines()]
-    return [int(pid) for pid, ppid in pairs if int(ppid) == parent]
+    found = []
+    for state in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(state.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(state.parent.name))
+    return found
 
 
 def kill_without_reaping(postmaster: int) -> None:
