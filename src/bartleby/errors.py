@@ -1,0 +1,5 @@
+"""What can go wrong."""
+
+
+class BartlebyError(Exception):
+    """The root of every error Bartleby raises."""
