@@ -101,6 +101,13 @@ def children_of(parent: int) -> list[int]:
     return found
 
 
+def signal_all(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        # The session of the last query may still have been among them, on its way out.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def kill_without_reaping(postmaster: int) -> None:
     """Leave a zombie, which still has the pid of postmaster.pid: PostgreSQL alone would give up."""
     os.kill(postmaster, signal.SIGKILL)
@@ -170,11 +177,9 @@ def test_killing_all_its_processes_loses_nothing(folder: Path) -> None:
     query(first.dsn, "create table kept as select 42 as n")
     children = children_of(first.pid)
     assert len(children) >= 4
-    for pid in children:
-        os.kill(pid, signal.SIGSTOP)  # lest it leave by itself when the postmaster is gone
+    signal_all(children, signal.SIGSTOP)  # lest they leave by themselves when the postmaster is gone
     kill_without_reaping(first.pid)
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
+    signal_all(children, signal.SIGKILL)
     with dev.start(folder / "pg") as second:
         assert query(second.dsn, "select n from kept") == [(42,)]
     first.stop()
