@@ -1,0 +1,9 @@
+"""What Bartleby promises in numbers, measured against the classic queue table in the same run.
+
+lab.py       the private server, fresh databases, connections, and the words for a result
+ours.py      Bartleby through raw psycopg
+classic.py   the queue table that everybody writes: UPDATE to claim, DELETE to finish
+sending.py draining.py failing.py pinned.py history.py waking.py memory.py   what is measured
+report.py    the table and the JSON
+chart.py     the picture
+"""
