@@ -108,9 +108,7 @@ def account_for(home: Path) -> Account:
     account = Account(entry.pw_uid, entry.pw_gid, ())
     reached, _ = account.run(["test", "-x", home])
     if not reached:
-        raise NoPostgres(
-            f"As root PostgreSQL runs as {entry.pw_name}, who cannot reach {home}: name another place."
-        )
+        raise NoPostgres(f"As root PostgreSQL runs as {entry.pw_name}, who cannot reach {home}: name another place.")
     return account
 
 

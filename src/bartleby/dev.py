@@ -187,9 +187,7 @@ def _is_postmaster(pid: int, data: Path) -> bool:
     except OSError:
         if Path("/proc/self/cmdline").exists():
             return False
-        seen = subprocess.run(
-            ["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, check=False
-        )
+        seen = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, check=False)
         return os.fsencode(data) in seen.stdout
     return os.fsencode(data) in words
 
@@ -266,9 +264,7 @@ def _free_port(home: Path) -> int:
     raise NoPostgres("There is no free port on 127.0.0.1.")
 
 
-def _spawn(
-    home: Path, postgres: Path, account: Account, settings: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
+def _spawn(home: Path, postgres: Path, account: Account, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
     run = str(home / "run").replace('"', '""')
     sockets = f'"{run}"' if _socket_fits(home / "run") else ""
     given = {"listen_addresses": "127.0.0.1", "unix_socket_directories": sockets, **settings}

@@ -1,5 +1,140 @@
-"""What can go wrong."""
+"""What can go wrong. Every error of the SQL core has a SQLSTATE of class ZB and arrives as its own class.
+
+BartlebyError
+├── UnknownQueue            ZB001
+├── InvalidQueueName        ZB002
+├── InvalidPolicy           ZB003
+├── InvalidMessage          ZB004   `index` says which one of a bulk
+│   └── PayloadTooLarge     ZB005
+├── LeaseLost               ZB006   `lease_ids` says which
+├── WrongIsolation          ZB007
+├── InvalidArgument         ZB008
+├── QueueInUse              ZB009
+├── VersionMismatch         ZB010
+├── NotInstalled
+├── InvalidSettings
+├── UndecodablePayload
+└── NoPostgres              (bartleby.dev)
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import psycopg
 
 
 class BartlebyError(Exception):
-    """The root of every error Bartleby raises."""
+    """The root of every error Bartleby raises; `hint` says what helps."""
+
+    def __init__(self, message: str, *, hint: str | None = None, detail: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.detail = detail
+
+    @classmethod
+    def from_database(cls, error: psycopg.Error) -> Self:
+        """Return this error as the database worded it."""
+        diagnosis = error.diag
+        return cls(
+            diagnosis.message_primary or str(error),
+            hint=diagnosis.message_hint,
+            detail=diagnosis.message_detail,
+        )
+
+
+class UnknownQueue(BartlebyError):
+    """There is no queue of this name."""
+
+
+class InvalidQueueName(BartlebyError):
+    """A queue cannot be called this."""
+
+
+class InvalidPolicy(BartlebyError):
+    """A policy key is unknown, or its value cannot be used."""
+
+
+class InvalidMessage(BartlebyError):
+    """A message cannot be sent as it is; nothing was sent."""
+
+    @property
+    def index(self) -> int | None:
+        """The place of the bad message in a bulk, counted from 0."""
+        found = re.match(r"message (\d+): ", str(self))
+        return int(found[1]) if found else None
+
+
+class PayloadTooLarge(InvalidMessage):
+    """Payload and headers together are larger than the queue allows."""
+
+
+class LeaseLost(BartlebyError):
+    """The lease lapsed and was taken back, or the positions were settled before; nothing was changed."""
+
+    @property
+    def lease_ids(self) -> tuple[int, ...]:
+        """The leases that are not held any more."""
+        return tuple(int(part) for part in (self.detail or "").split(",") if part.isdecimal())
+
+
+class WrongIsolation(BartlebyError):
+    """A claim was tried in a transaction that is not READ COMMITTED."""
+
+
+class InvalidArgument(BartlebyError):
+    """An argument is missing or out of its range."""
+
+
+class QueueInUse(BartlebyError):
+    """A queue that has messages, or that another queue routes to, is not dropped."""
+
+
+class VersionMismatch(BartlebyError):
+    """The schema in the database belongs to another version of Bartleby."""
+
+
+class NotInstalled(BartlebyError):
+    """The database has no schema of Bartleby."""
+
+
+class InvalidSettings(BartlebyError):
+    """A setting is unknown or its value cannot be used."""
+
+
+class UndecodablePayload(BartlebyError):
+    """A payload is valid in PostgreSQL and cannot be decoded in Python; its text is `Message.raw`."""
+
+
+BY_SQLSTATE: dict[str, type[BartlebyError]] = {
+    "ZB001": UnknownQueue,
+    "ZB002": InvalidQueueName,
+    "ZB003": InvalidPolicy,
+    "ZB004": InvalidMessage,
+    "ZB005": PayloadTooLarge,
+    "ZB006": LeaseLost,
+    "ZB007": WrongIsolation,
+    "ZB008": InvalidArgument,
+    "ZB009": QueueInUse,
+    "ZB010": VersionMismatch,
+}
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn errors of the SQL core, and of input it cannot take, into classes of ours."""
+    try:
+        yield
+    except psycopg.Error as error:
+        ours = BY_SQLSTATE.get(error.sqlstate or "")
+        if ours is not None:
+            raise ours.from_database(error) from error
+        if error.sqlstate in {"3F000", "42883"} and "bartleby" in str(error):
+            raise NotInstalled(
+                f"this database has no schema of Bartleby, or an older one: {error.diag.message_primary}",
+                hint="run: bartleby install",
+            ) from error
+        if (error.sqlstate or "").startswith("22"):
+            raise InvalidArgument.from_database(error) from error
+        raise

@@ -85,3 +85,10 @@ as $$
   where l.id >= bartleby.lease_floor(p_queue) and l.id < bartleby.lease_floor(p_queue + 1) and not isempty(l.pending)
 $$;
 comment on function bartleby.unsettled(integer) is 'where in the log messages of a queue may lie that are not yet settled';
+
+create or replace function bartleby.segments() returns table (slot smallint, current boolean, bytes bigint)
+language sql stable security definer rows 3 set search_path = pg_catalog, bartleby, pg_temp
+as $$
+  select s.slot, s.current, pg_total_relation_size(format('bartleby.log_%s', s.slot)::regclass) from bartleby.segment s
+$$;
+comment on function bartleby.segments() is 'the segments of the log and their sizes';

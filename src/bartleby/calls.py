@@ -1,0 +1,309 @@
+"""Every operation as a value: the SQL, its parameters, and how to read the answer. No other module names SQL.
+
+A `Call` is run by whoever has a connection: `Client`, `AsyncClient`, or a caller's own transaction. Claim, ack and
+extend need not wait for the disk: what a crash of the server can undo there is a redelivery, never a loss. So when
+they run in a transaction of their own, `relaxed` runs instead of `text`; inside a caller's transaction it would
+make the whole of that asynchronous.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, Generic, LiteralString, TypeVar
+
+from bartleby.message import (
+    DeadLetter,
+    Decision,
+    Failure,
+    Lease,
+    LeaseId,
+    Message,
+    MessageId,
+    Queue,
+    Reaped,
+    Segment,
+    ServerFacts,
+    XminHolder,
+    checked_key,
+    encode,
+)
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+Duration = float | timedelta
+
+
+_CLAIM: LiteralString = """
+select message_id, lease_id, position, attempt, payload::text, headers::text, key, generation, created_at, solo
+from bartleby.claim(%s, %s, %s::integer, make_interval(secs => %s::float8))"""
+
+_CLAIM_RELAXED: LiteralString = """
+select message_id, lease_id, position, attempt, payload::text, headers::text, key, generation, created_at, solo
+from (select set_config('synchronous_commit', 'off', true) offset 0) relaxed,
+  bartleby.claim(%s, %s, %s::integer, make_interval(secs => %s::float8))"""
+
+_DEAD_LETTERS: LiteralString = """
+select message_id, queue, status, reason, error_type, error, traceback, attempts, crashes, cycle, key, payload::text,
+  worker, created_at, first_failed_at, dead_at
+from bartleby.dead_letters where status = 'dead' and (queue = %s or %s::text is null)
+order by dead_at desc, message_id desc limit %s::integer"""
+
+_FACTS: LiteralString = """
+select current_setting('server_version'), current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
+  current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), pg_is_in_recovery(),
+  pg_backend_pid(), pg_notification_queue_usage(), (select setting from pg_settings where name = 'data_directory')"""
+
+_XMIN_HOLDER: LiteralString = """
+select h.kind, h.who, h.age, h.since from (
+  select 'session' as kind, age(a.backend_xmin) as age, a.xact_start as since,
+    'pid ' || a.pid || ' (' || concat_ws(', ', a.usename, nullif(a.application_name, ''), a.state) || ')' as who
+  from pg_stat_activity a where a.backend_xmin is not null and a.pid <> pg_backend_pid()
+  union all
+  select 'replication slot', greatest(age(s.xmin), age(s.catalog_xmin)), null, s.slot_name::text
+  from pg_replication_slots s where num_nonnulls(s.xmin, s.catalog_xmin) > 0
+  union all
+  select 'prepared transaction', age(p.transaction), p.prepared, p.gid from pg_prepared_xacts p
+) h order by h.age desc limit 1"""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One statement, its parameters, and the parser of its rows."""
+
+    text: LiteralString
+    parameters: tuple[object, ...]
+    parse: Callable[[Sequence[Row]], T]
+    relaxed: LiteralString | None = None
+
+
+def send(
+    queue: str,
+    payload: object,
+    *,
+    headers: Mapping[str, Any] | None = None,
+    key: str | None = None,
+    delay: Duration | None = None,
+    max_attempts: int | None = None,
+    generation: int | None = None,
+    unique_for: Duration | None = None,
+) -> Call[MessageId]:
+    """Send one message; return its id.
+
+    With `unique_for`, a second send of the same key within that time sends nothing and returns the id of the
+    first.
+    """
+    fields = (
+        None if key is None else checked_key(key),
+        _seconds(delay),
+        max_attempts,
+        generation,
+        _seconds(unique_for),
+    )
+    encoded = encode(payload), None if headers is None else encode(headers)
+    return Call(
+        "select bartleby.send(%s, %s::jsonb, %s::jsonb, %s, make_interval(secs => %s::float8),"
+        " %s::integer, %s::bigint, make_interval(secs => %s::float8))",
+        (_text(queue), *encoded, *fields),
+        _value,
+    )
+
+
+def send_many(queue: str, messages: Sequence[Mapping[str, Any]]) -> Call[list[MessageId]]:
+    """Send many messages at once; return their ids in order.
+
+    Each is a dictionary with `payload`, and if wanted the other names that `send` knows. If one of them is bad,
+    the error names its index and nothing is sent.
+    """
+    texts = [encode(_seconds_of(message), index=index) for index, message in enumerate(messages)]
+    parameters = (_text(queue), f"[{','.join(texts)}]")
+    return Call("select bartleby.send_many(%s, %s::jsonb)", parameters, _column)
+
+
+def claim(queue: str, worker: str, *, limit: int = 1, lease: Duration | None = None) -> Call[Lease | None]:
+    """Lease up to `limit` messages to a worker; None if there is nothing."""
+
+    def parse(rows: Sequence[Row]) -> Lease | None:
+        if not rows:
+            return None
+        return Lease(LeaseId(rows[0][1]), tuple(Message(row[0], queue, *row[1:]) for row in rows))
+
+    return Call(_CLAIM, (_text(queue), _text(worker), limit, _seconds(lease)), parse, relaxed=_CLAIM_RELAXED)
+
+
+def ack(lease_id: int, positions: Sequence[int] | None = None) -> Call[int]:
+    """Settle these positions of a lease, or all that are left, as done; return how many."""
+    return Call(
+        "select bartleby.ack(%s::bigint, %s::bigint[])",
+        (lease_id, _list(positions)),
+        _value,
+        relaxed="select bartleby.ack(%s::bigint, %s::bigint[])"
+        " from (select set_config('synchronous_commit', 'off', true) offset 0) relaxed",
+    )
+
+
+def extend(lease_ids: Sequence[int], lease: Duration) -> Call[None]:
+    """Let leases lapse `lease` from now on. If one is lost, nothing changes and LeaseLost names it."""
+    return Call(
+        "select bartleby.extend(%s::bigint[], make_interval(secs => %s::float8))",
+        (list(lease_ids), _seconds(lease)),
+        _nothing,
+        relaxed="select bartleby.extend(%s::bigint[], make_interval(secs => %s::float8))"
+        " from (select set_config('synchronous_commit', 'off', true) offset 0) relaxed",
+    )
+
+
+def fail(lease_id: int, failures: Sequence[Failure]) -> Call[list[Decision]]:
+    """Report failed attempts of a lease; each message is retried later or dies, as the policy says."""
+    reports = [
+        {name: _storable(value) for name, value in asdict(failure).items() if value is not None} for failure in failures
+    ]
+    return Call(
+        "select position, message_id, verdict, retry_at from bartleby.fail(%s::bigint, %s::jsonb)",
+        (lease_id, encode(reports)),
+        lambda rows: [Decision(*row) for row in rows],
+    )
+
+
+def reject(lease_id: int, position: int, reason: str, description: str | None = None) -> Call[None]:
+    """Make a message a dead letter now; `reason` is delivery_error or unacceptable."""
+    return Call(
+        "select bartleby.reject(%s::bigint, %s::bigint, %s, %s)",
+        (lease_id, position, reason, description),
+        _nothing,
+    )
+
+
+def release(lease_id: int, positions: Sequence[int] | None = None, *, delay: Duration = 0) -> Call[int]:
+    """Give these positions of a lease back, or all that are left, at no charge; return how many."""
+    return Call(
+        "select bartleby.release(%s::bigint, %s::bigint[], make_interval(secs => %s::float8))",
+        (lease_id, _list(positions), _seconds(delay)),
+        _value,
+    )
+
+
+def idle(queue: str, how_long: Duration) -> Call[timedelta]:
+    """Say that a worker found nothing; return how long it may sleep unless it is notified."""
+    return Call(
+        "select bartleby.idle(%s, make_interval(secs => %s::float8))",
+        (_text(queue), _seconds(how_long)),
+        _value,
+    )
+
+
+def reap() -> Call[list[Reaped]]:
+    """Take back lapsed leases. To be called every few seconds."""
+    return Call(
+        "select queue, lease_id, worker, messages, outcome from bartleby.reap()",
+        (),
+        lambda rows: [Reaped(*row) for row in rows],
+    )
+
+
+def turn() -> Call[str]:
+    """Turn the ring of log segments if it is time; return what was done."""
+    return Call("select bartleby.turn()", (), _value)
+
+
+def replay(message_ids: Sequence[int], *, actor: str, reason: str) -> Call[list[MessageId]]:
+    """Let dead messages live again under their own ids; return those that were dead."""
+    return Call("select bartleby.replay(%s::bigint[], %s, %s)", (list(message_ids), actor, reason), _column)
+
+
+def create_queue(queue: str, policy: Mapping[str, Any] | None = None) -> Call[None]:
+    """Create a queue, or change the policy of the one there is."""
+    return Call("select bartleby.create_queue(%s, %s::jsonb)", (_text(queue), encode(policy or {})), _nothing)
+
+
+def configure_queue(queue: str, policy: Mapping[str, Any]) -> Call[None]:
+    """Change the policy keys that are given."""
+    return Call("select bartleby.configure_queue(%s, %s::jsonb)", (_text(queue), encode(policy)), _nothing)
+
+
+def drop_queue(queue: str, *, force: bool = False) -> Call[None]:
+    """Remove an empty queue, or with `force` any queue."""
+    return Call("select bartleby.drop_queue(%s, %s)", (_text(queue), force), _nothing)
+
+
+def pause_queue(queue: str) -> Call[None]:
+    """Hand out nothing until resumed; sending goes on."""
+    return Call("select bartleby.pause_queue(%s)", (_text(queue),), _nothing)
+
+
+def resume_queue(queue: str) -> Call[None]:
+    """Hand out messages again."""
+    return Call("select bartleby.resume_queue(%s)", (_text(queue),), _nothing)
+
+
+def queues() -> Call[list[Queue]]:
+    """Return every queue and how many of its messages are where."""
+    return Call(
+        "select name, ready, leased, deferred, dead, oldest_ready_at, next_due_at, paused"
+        " from bartleby.queues order by name",
+        (),
+        lambda rows: [Queue(*row) for row in rows],
+    )
+
+
+def dead_letters(queue: str | None = None, *, limit: int = 100) -> Call[list[DeadLetter]]:
+    """Return the newest dead letters, of one queue or of all."""
+    return Call(_DEAD_LETTERS, (queue, queue, limit), lambda rows: [DeadLetter(*row) for row in rows])
+
+
+def version() -> Call[str]:
+    """Return the version of the schema in the database."""
+    return Call("select bartleby.version()", (), _value)
+
+
+def drift() -> Call[list[tuple[str, str]]]:
+    """Return what differs from what was installed: object, and changed, missing or added."""
+    return Call("select object, change from bartleby.drift()", (), lambda rows: [(row[0], row[1]) for row in rows])
+
+
+def facts() -> Call[ServerFacts]:
+    """Return what the server says about durability and itself."""
+    return Call(_FACTS, (), lambda rows: ServerFacts(*rows[0]))
+
+
+def oldest_xmin_holder() -> Call[XminHolder | None]:
+    """Return what holds back vacuum the most, if anything does."""
+    return Call(_XMIN_HOLDER, (), lambda rows: XminHolder(*rows[0]) if rows else None)
+
+
+def segments() -> Call[list[Segment]]:
+    """Return the segments of the log."""
+    text: LiteralString = "select slot, current, bytes from bartleby.segments() order by slot"
+    return Call(text, (), lambda rows: [Segment(*row) for row in rows])
+
+
+def _value(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - each call says what it is
+    return rows[0][0]
+
+
+def _column(rows: Sequence[Row]) -> list[Any]:
+    return [row[0] for row in rows]
+
+
+def _nothing(_rows: Sequence[Row]) -> None:
+    return None
+
+
+def _list(positions: Sequence[int] | None) -> list[int] | None:
+    return None if positions is None else list(positions)
+
+
+def _seconds(duration: Duration | None) -> float | None:
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration
+
+
+def _seconds_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _seconds(value) if isinstance(value, timedelta) else value for name, value in message.items()}
+
+
+def _storable(value: object) -> object:
+    # A failure must be recorded whatever its text is made of: what PostgreSQL cannot store is replaced.
+    return value.encode(errors="replace").decode().replace("\0", "\ufffd") if isinstance(value, str) else value
+
+
+def _text(value: str) -> str:
+    return str(_storable(value))

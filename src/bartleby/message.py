@@ -1,0 +1,210 @@
+"""The nouns: values that come out of the database and never change."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NewType
+
+from bartleby.errors import InvalidMessage, UndecodablePayload
+
+_fast_loads: Callable[[str], Any]
+try:
+    from orjson import loads as _fast_loads
+except ImportError:  # the extra "speed" is optional
+    _fast_loads = json.loads
+
+MessageId = NewType("MessageId", int)
+LeaseId = NewType("LeaseId", int)
+Position = NewType("Position", int)
+
+_UNREAD: Any = object()
+_LONG_NUMBER = re.compile(r"\d{16}")
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message in the hands of a worker."""
+
+    id: MessageId
+    queue: str
+    lease_id: LeaseId
+    position: Position
+    attempt: int
+    raw: str = field(repr=False)
+    raw_headers: str | None = field(repr=False)
+    key: str | None
+    generation: int | None
+    created_at: datetime
+    solo: bool
+    _payload: Any = field(default=_UNREAD, init=False, repr=False, compare=False)
+
+    @property
+    def payload(self) -> Any:  # noqa: ANN401 - a payload is any JSON value
+        """The payload, decoded at the first look: one that cannot be decoded spoils no other message."""
+        if self._payload is _UNREAD:
+            object.__setattr__(self, "_payload", decode(self.raw))
+        return self._payload
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The headers, empty if it has none."""
+        return {} if self.raw_headers is None else decode(self.raw_headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What one claim handed out. Settle it by its id and the positions of its messages."""
+
+    id: LeaseId
+    messages: tuple[Message, ...]
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How the attempt at one position failed. What is None is left to the policy of the queue."""
+
+    position: int
+    error_type: str
+    error: str
+    traceback: str | None = None
+    fingerprint: str | None = None
+    verdict: str | None = None
+    delay: float | None = None
+    rule: str | None = None
+    worker_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What became of a failure: verdict `retry` with the time, or `dead`."""
+
+    position: Position
+    message_id: MessageId
+    verdict: str
+    retry_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """A lapsed lease that was taken back; its messages were `released`, charged (`retry`) or are `dead`."""
+
+    queue: str
+    lease_id: LeaseId
+    worker: str
+    messages: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that will not be tried again by itself."""
+
+    message_id: MessageId
+    queue: str
+    status: str
+    reason: str
+    error_type: str | None
+    error: str | None
+    traceback: str | None
+    attempts: int
+    crashes: int
+    cycle: int
+    key: str | None
+    raw: str = field(repr=False)
+    worker: str
+    created_at: datetime
+    first_failed_at: datetime
+    dead_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue and how many of its messages are where."""
+
+    name: str
+    ready: int
+    leased: int
+    deferred: int
+    dead: int
+    oldest_ready_at: datetime | None
+    next_due_at: datetime | None
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What the server says about itself."""
+
+    version: str
+    fsync: bool
+    full_page_writes: bool
+    synchronous_commit: str
+    synchronous_standby_names: str
+    in_recovery: bool
+    backend_pid: int
+    notify_queue_usage: float
+    data_directory: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class XminHolder:
+    """Whoever keeps vacuum from removing old rows."""
+
+    kind: str
+    who: str
+    age: int
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One of the three segments of the log."""
+
+    slot: int
+    current: bool
+    bytes: int
+
+
+def encode(value: object, *, index: int | None = None) -> str:
+    """Return a value as JSON that PostgreSQL takes, or say what is wrong with it."""
+    where = "" if index is None else f"message {index}: "
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
+    except RecursionError:
+        raise InvalidMessage(f"{where}invalid message: nested too deep, or it contains itself") from None
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"{where}invalid message: a text has a lone surrogate") from None
+    except (TypeError, ValueError) as error:
+        raise InvalidMessage(
+            f"{where}invalid message: not JSON: {error}",
+            hint="dictionaries with text keys, lists, texts, finite numbers, true, false and null",
+        ) from None
+    if "\\u0000" in text and _NUL.search(text):
+        raise InvalidMessage(f"{where}invalid message: a text has a NUL character")
+    return text
+
+
+def checked_key(key: str) -> str:
+    """Return a key that PostgreSQL can store as it is."""
+    if "\0" in key or key.encode(errors="replace") != key.encode(errors="surrogatepass"):
+        raise InvalidMessage("invalid message: the key has a NUL character or a lone surrogate")
+    return key
+
+
+def decode(text: str) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the value of a JSON text; numbers keep every digit they had."""
+    try:
+        # orjson turns integers beyond 64 bits into floats
+        return json.loads(text) if _LONG_NUMBER.search(text) else _fast_loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UndecodablePayload(f"a payload of {len(text)} characters cannot be decoded: {error}") from error

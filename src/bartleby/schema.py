@@ -1,0 +1,82 @@
+"""The schema in the database: install it, bring it to this version, see what was changed, remove it.
+
+The SQL files are the same that `psql -1 -f install.sql` reads. An upgrade runs the steps `upgrade/A--B.sql`,
+which change tables, and then all files again, which replaces every function and view; in one transaction.
+"""
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+import psycopg
+
+from bartleby import calls
+from bartleby.client import Runner
+from bartleby.errors import NotInstalled, VersionMismatch, translated
+from bartleby.version import __version__
+
+Connection = psycopg.Connection[Any]
+
+SQL: Traversable = files("bartleby") / "sql"
+_STEP = re.compile(r"(?P<old>\d+\.\d+\.\d+)--(?P<new>\d+\.\d+\.\d+)\.sql")
+
+
+def install_sql(sql: Traversable = SQL) -> str:
+    """Return what install.sql and the files it names say, as one script."""
+    included = re.findall(r"^\\ir (\S+)$", (sql / "install.sql").read_text(), re.MULTILINE)
+    return "\n".join((sql / name).read_text() for name in included)
+
+
+def install(connection: Connection, sql: Traversable = SQL) -> None:
+    """Install the schema; where it is already, nothing is lost."""
+    with translated(), connection.transaction():
+        _run(connection, install_sql(sql))
+
+
+def uninstall(connection: Connection) -> None:
+    """Remove the schema with all messages, and the roles if nobody else uses them."""
+    with connection.transaction():
+        _run(connection, (SQL / "uninstall.sql").read_text())
+
+
+def installed_version(connection: Connection) -> str | None:
+    """Return the version of the schema in this database, or None."""
+    try:
+        with connection.transaction():
+            return Runner(connection).run(calls.version())
+    except NotInstalled:
+        return None
+
+
+def upgrade(connection: Connection, sql: Traversable = SQL, to: str = __version__) -> list[str]:
+    """Bring the schema to a version; return the steps that were taken."""
+    installed = installed_version(connection)
+    if installed is None:
+        raise NotInstalled("this database has no schema of Bartleby", hint="run: bartleby install")
+    path = list(_path(sql, installed, to))
+    with translated(), connection.transaction():
+        for step in path:
+            _run(connection, (sql / "upgrade" / step).read_text())
+            connection.execute("update bartleby.installation set version = %s", [_STEP.sub(r"\g<new>", step)])
+        _run(connection, install_sql(sql))
+    return path
+
+
+def _path(sql: Traversable, old: str, new: str) -> Iterator[str]:
+    steps = {match["old"]: match for entry in (sql / "upgrade").iterdir() if (match := _STEP.fullmatch(entry.name))}
+    while old != new:
+        step = steps.get(old)
+        if step is None:
+            raise VersionMismatch(
+                f"the database has Bartleby {old}, and there is no way from there to {new}",
+                hint="use the version of the package that belongs to the database, or a newer one",
+            )
+        yield step[0]
+        old = step["new"]
+
+
+def _run(connection: Connection, script: str) -> None:
+    # Without parameters, so that one string may hold many statements.
+    connection.execute(script.encode())

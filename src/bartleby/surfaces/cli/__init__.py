@@ -1,0 +1,61 @@
+"""The command `bartleby`.
+
+Data goes to standard output, with --json as one document; everything else goes to standard error. Exit codes: 0 done,
+1 it failed, 2 the command was not understood.
+"""
+
+import sys
+
+import click
+
+from bartleby.errors import BartlebyError
+from bartleby.surfaces.cli import database, demo, queues
+from bartleby.version import __version__
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="bartleby")
+@click.option("--dsn", envvar="BARTLEBY_DSN", help="The database; without it the embedded PostgreSQL is used.")
+@click.pass_context
+def cli(context: click.Context, dsn: str | None) -> None:
+    """A message queue on PostgreSQL that takes failure seriously."""
+    context.obj = dsn
+
+
+for command in (
+    database.install,
+    database.upgrade,
+    database.uninstall,
+    database.sql,
+    database.dev,
+    database.doctor,
+    queues.send,
+    queues.queues,
+    queues.dead,
+    demo.demo,
+):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command line; every error ends in a sentence and its remedy, not in a traceback."""
+    import psycopg
+
+    try:
+        cli()
+    except BartlebyError as error:
+        fail(str(error), error.hint)
+    except psycopg.OperationalError as error:
+        fail(f"the database cannot be reached: {error}", "check --dsn, or BARTLEBY_DSN, and that the server is running")
+    except psycopg.errors.InsufficientPrivilege as error:
+        fail(str(error.diag.message_primary), "the user of the DSN needs one of the roles bartleby_*")
+    except psycopg.Error as error:
+        fail(f"the database refused: {error}")
+
+
+def fail(problem: str, hint: str | None = None) -> None:
+    """Say what is wrong and end."""
+    click.echo(f"bartleby: {problem.strip()}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    sys.exit(1)
