@@ -1,0 +1,205 @@
+"""What must be true of the queue, in plain Python: the life of every message, seen by several open transactions.
+
+A transaction works on an overlay of the committed state, and a commit lays it over. Two transactions never touch the
+same message: whoever changes one holds a lock that the other would wait for, so `free` tells what may be touched.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+SLACK = 0.5
+Lock = tuple[str, object]
+
+
+class Where(StrEnum):
+    WAITING = "waiting"
+    LEASED = "leased"
+    DEAD = "dead"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    name: str
+    max_attempts: int
+    crash_budget: int
+    lease: float
+    base: float
+    route: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    id: int
+    queue: str
+    payload: object
+    max_attempts: int | None = None
+    where: Where = Where.WAITING
+    run_at: float = 0.0
+    attempts: int = 0
+    crashes: int = 0
+    cycle: int = 1
+    solo: bool = False
+    deaths: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    id: int
+    queue: str
+    until: float
+    solo: bool
+    pending: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    lease: int
+    position: int
+    message: int
+    attempt: int
+    payload: object
+    solo: bool
+
+
+@dataclass(slots=True)
+class Transaction:
+    messages: dict[int, Message] = field(default_factory=dict)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    keys: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    locks: set[Lock] = field(default_factory=set)
+
+    def copy(self) -> "Transaction":
+        return Transaction(dict(self.messages), dict(self.leases), dict(self.keys), set(self.locks))
+
+
+class Model:
+    """The committed state and the transactions that are open over it."""
+
+    def __init__(self, queues: Iterable[Queue]) -> None:
+        self.queues = {queue.name: queue for queue in queues}
+        self.paused: set[str] = set()
+        self.committed = Transaction()
+        self.open: list[Transaction] = []
+
+    def begin(self) -> Transaction:
+        transaction = Transaction()
+        self.open.append(transaction)
+        return transaction
+
+    def end(self, transaction: Transaction, *, commit: bool) -> None:
+        self.open = [other for other in self.open if other is not transaction]
+        if commit:
+            self.committed.messages.update(transaction.messages)
+            self.committed.leases.update(transaction.leases)
+            self.committed.keys.update(transaction.keys)
+
+    def free(self, transaction: Transaction, lock: Lock) -> bool:
+        return all(lock not in other.locks for other in self.open if other is not transaction)
+
+    def messages(self, transaction: Transaction) -> Iterator[Message]:
+        yield from (self.committed.messages | transaction.messages).values()
+
+    def message(self, transaction: Transaction, number: int) -> Message:
+        found = transaction.messages.get(number) or self.committed.messages.get(number)
+        assert found is not None, f"phantom: message {number} was never sent, or not committed"
+        return found
+
+    def lease(self, transaction: Transaction, number: int) -> Lease:
+        return transaction.leases.get(number) or self.committed.leases[number]
+
+    def leases(self, transaction: Transaction) -> list[Lease]:
+        seen = (self.committed.leases | transaction.leases).values()
+        return [lease for lease in seen if self.free(transaction, ("lease", lease.id))]
+
+    def dead(self, transaction: Transaction) -> list[int]:
+        return [
+            message.id
+            for message in self.messages(transaction)
+            if message.where is Where.DEAD and self.free(transaction, ("dead", message.id))
+        ]
+
+    def sent(self, transaction: Transaction, message: Message) -> None:
+        assert message.id not in self.committed.messages, f"id {message.id} was given twice"
+        transaction.messages[message.id] = message
+
+    def first_of_key(self, transaction: Transaction, queue: str, key: str, now: float) -> int | None:
+        found = (self.committed.keys | transaction.keys).get((queue, key))
+        return found[0] if found is not None and found[1] > now else None
+
+    def claimable(self, transaction: Transaction, queue: str, now: float) -> list[Message]:
+        return [
+            message
+            for message in self.messages(transaction)
+            if message.queue == queue and message.where is Where.WAITING and message.run_at <= now
+        ]
+
+    def claimed(
+        self, transaction: Transaction, queue: str, rows: list[Claimed], limit: int, now: float, until: float
+    ) -> None:
+        transaction.locks.add(("claim", queue))
+        assert len(rows) <= limit
+        if not rows:
+            ready = self.claimable(transaction, queue, now - SLACK)
+            assert not ready, f"a claim found nothing, but these wait: {ready}"
+            return
+        solo = any(row.solo for row in rows)
+        assert not solo or len(rows) == 1, "a suspect was leased together with others"
+        assert len({row.position for row in rows}) == len(rows)
+        (number,) = {row.lease for row in rows}
+        for row in rows:
+            message = self.message(transaction, row.message)
+            assert message.queue == queue
+            assert message.where is Where.WAITING, f"leased, but it is {message.where}: {message}"
+            assert message.run_at <= now, f"too early by {message.run_at - now} s: {message}"
+            assert (row.attempt, row.payload, row.solo) == (
+                message.attempts + 1,
+                message.payload,
+                message.solo,
+            )
+            assert row.attempt <= self.budget(message), f"beyond its budget: {message}"
+            transaction.messages[message.id] = replace(message, where=Where.LEASED)
+        pending = {row.position: row.message for row in rows}
+        transaction.leases[number] = Lease(number, queue, until, solo, pending)
+
+    def budget(self, message: Message) -> int:
+        return message.max_attempts or self.queues[message.queue].max_attempts
+
+    def take(self, transaction: Transaction, number: int, positions: Iterable[int] | None) -> list[Message]:
+        """Take positions out of a lease, and return their messages."""
+        lease = self.lease(transaction, number)
+        taken = list(lease.pending) if positions is None else list(positions)
+        left = {position: ident for position, ident in lease.pending.items() if position not in taken}
+        transaction.leases[number] = replace(lease, pending=left)
+        transaction.locks.add(("lease", number))
+        return [self.message(transaction, lease.pending[position]) for position in taken]
+
+    def done(self, transaction: Transaction, message: Message) -> None:
+        transaction.messages[message.id] = replace(message, where=Where.DONE)
+
+    def back(self, transaction: Transaction, message: Message, run_at: float, *, solo: bool | None) -> None:
+        transaction.messages[message.id] = replace(
+            message, where=Where.WAITING, run_at=run_at, solo=message.solo if solo is None else solo
+        )
+
+    def failed(
+        self, transaction: Transaction, message: Message, retry_at: float, *, dead: bool, crash: bool = False
+    ) -> bool:
+        """Charge an attempt; return whether the message dies of it."""
+        queue = self.queues[message.queue]
+        charged = replace(message, attempts=message.attempts + 1, crashes=message.crashes + crash, solo=crash)
+        dies = dead or charged.attempts >= self.budget(message) or (crash and charged.crashes >= queue.crash_budget)
+        if dies:
+            charged = replace(charged, where=Where.DEAD, deaths=message.deaths + 1, solo=False)
+        else:
+            charged = replace(charged, where=Where.WAITING, run_at=retry_at)
+        transaction.messages[message.id] = charged
+        return dies
+
+    def replayed(self, transaction: Transaction, number: int) -> None:
+        message = self.message(transaction, number)
+        transaction.locks.add(("dead", number))
+        transaction.messages[number] = replace(
+            message, where=Where.WAITING, run_at=0.0, attempts=0, crashes=0, cycle=message.cycle + 1
+        )

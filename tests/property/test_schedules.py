@@ -1,0 +1,38 @@
+"""Thousands of random schedules of open transactions, with every verb: conservation holds in each of them."""
+
+import os
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from tests.clock import move_clock
+from tests.property.schedules import run_schedule
+from tests.property.world import Lab, close_lab, open_lab
+
+FIRST_SEED = int(os.environ.get("BARTLEBY_SEED", "0"))
+SCHEDULES = int(os.environ.get("BARTLEBY_SCHEDULES", "0"))
+SLICE = 375
+
+
+@pytest.fixture
+def lab(dsn: str) -> Iterator[Lab]:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        move_clock(conn)
+    opened = open_lab(dsn, 4)
+    yield opened
+    close_lab(opened)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_committed_message_is_in_exactly_one_place_in_any_schedule(lab: Lab, part: int) -> None:
+    first = FIRST_SEED + part * SLICE
+    assert sum(run_schedule(lab, seed) for seed in range(first, first + SLICE)) > SLICE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_committed_message_is_in_exactly_one_place_in_ten_thousand_schedules(lab: Lab) -> None:
+    count = SCHEDULES or 10_000
+    first = FIRST_SEED + 1_000_000
+    assert sum(run_schedule(lab, seed) for seed in range(first, first + count)) > count

@@ -1,0 +1,412 @@
+"""The real SQL and the model side by side: every verb is done to both, and they must agree."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import errors
+from psycopg.types.json import Jsonb
+
+from tests.property.model import SLACK, Claimed, Message, Model, Queue, Transaction, Where
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+LEASE_LOST = "ZB006"
+
+_MESSAGES: LiteralString = """
+    select message_id, queue, state, attempts, crashes, cycle, solo, position, extract(epoch from run_at)::float
+    from bartleby.messages where queue = any (%s)"""
+_DEAD: LiteralString = "select message_id, status, attempts, cycle from bartleby.dead_letters where queue = any (%s)"
+_QUEUES: LiteralString = "select name, leased, deferred, dead from bartleby.queues where name = any (%s)"
+
+
+@dataclass(slots=True)
+class Actor:
+    """A session: what it does stands alone, or in a transaction that stays open."""
+
+    conn: Connection
+    tx: Transaction | None = None
+    savepoints: list[Transaction] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Lab:
+    """Sessions to one database, used again by schedule after schedule."""
+
+    admin: Connection
+    actors: list[Connection]
+    shift: float = 0.0
+    count: int = 0
+
+
+def open_lab(dsn: str, sessions: int) -> Lab:
+    """Sessions that fail rather than wait: one thread drives them all, so a wait would be for ever."""
+    options = "-c lock_timeout=3s -c synchronous_commit=off"
+    opened = [psycopg.connect(dsn, autocommit=True, options=options) for _ in range(sessions + 1)]
+    return Lab(opened[0], opened[1:])
+
+
+def close_lab(lab: Lab) -> None:
+    for conn in (lab.admin, *lab.actors):
+        conn.close()
+
+
+class World:
+    """One schedule: queues of its own, and everything that happens to them."""
+
+    def __init__(self, lab: Lab, policies: Sequence[dict[str, Any]], *, routed: bool = False) -> None:
+        lab.count += 1
+        self.lab = lab
+        self.actors = [Actor(conn) for conn in lab.actors]
+        self.prepared: dict[str, Transaction] = {}
+        self.number = 0
+        self.trace: list[str] = []
+        names = [f"s{lab.count}.{index}" for index, _ in enumerate(policies)]
+        queues = []
+        for name, policy in reversed(list(zip(names, policies, strict=True))):
+            route = names[-1] if routed and name != names[-1] else None
+            given = {**policy, "jitter": "none", "backoff": "fixed", **({"dead_letter_to": route} if route else {})}
+            lab.admin.execute("select bartleby.create_queue(%s, %s)", [name, Jsonb(given)])
+            queues.append(
+                Queue(name, policy["max_attempts"], policy["crash_budget"], policy["lease"], policy["base"], route)
+            )
+        self.names = names
+        self.model = Model(queues)
+
+    def now(self) -> float:
+        return time.time() + self.lab.shift
+
+    # transactions
+
+    def begin(self, k: int, *, write: bool = False) -> None:
+        actor = self.actors[k]
+        assert actor.tx is None
+        actor.conn.execute("begin")
+        actor.tx = self.model.begin()
+        if write:
+            actor.conn.execute("select pg_current_xact_id()")
+
+    def end(self, k: int, *, commit: bool) -> None:
+        actor = self.actors[k]
+        if actor.tx is None:
+            return
+        actor.conn.execute("commit" if commit else "rollback")
+        self.model.end(actor.tx, commit=commit)
+        actor.tx, actor.savepoints = None, []
+
+    def savepoint(self, k: int) -> None:
+        actor = self.actors[k]
+        if actor.tx is not None:
+            actor.conn.execute(f"savepoint s{len(actor.savepoints)}".encode())
+            actor.savepoints.append(actor.tx.copy())
+
+    def rollback_to(self, k: int) -> None:
+        actor = self.actors[k]
+        if actor.tx is None or not actor.savepoints:
+            return
+        saved = actor.savepoints.pop()
+        name = f"s{len(actor.savepoints)}"
+        actor.conn.execute(f"rollback to {name}".encode())
+        actor.conn.execute(f"release {name}".encode())
+        self.model.open = [saved if tx is actor.tx else tx for tx in self.model.open]
+        actor.tx = saved
+
+    def prepare(self, k: int) -> None:
+        actor = self.actors[k]
+        if actor.tx is None:
+            return
+        self.number += 1
+        gid = f"{self.names[0]}-{self.number}"
+        actor.conn.execute(f"prepare transaction '{gid}'".encode())
+        self.prepared[gid] = actor.tx
+        actor.tx, actor.savepoints = None, []
+
+    def finish_prepared(self, index: int, *, commit: bool) -> None:
+        if not self.prepared:
+            return
+        gid = sorted(self.prepared)[index % len(self.prepared)]
+        self.lab.admin.execute(f"{'commit' if commit else 'rollback'} prepared '{gid}'".encode())
+        self.model.end(self.prepared.pop(gid), commit=commit)
+
+    @contextmanager
+    def acting(self, k: int) -> Iterator[tuple[Connection, Transaction]]:
+        actor = self.actors[k]
+        if actor.tx is not None:
+            yield actor.conn, actor.tx
+            return
+        alone = self.model.begin()
+        try:
+            yield actor.conn, alone
+        except BaseException:
+            self.model.end(alone, commit=False)
+            raise
+        self.model.end(alone, commit=True)
+
+    # verbs
+
+    def send(
+        self, k: int, queue: str, *, delay: float = 0, max_attempts: int | None = None, key: str | None = None
+    ) -> None:
+        with self.acting(k) as (conn, tx):
+            if key is not None and not self.model.free(tx, ("key", (queue, key))):
+                return
+            self.number += 1
+            before = self.now()
+            row = conn.execute(
+                "select bartleby.send(%s, %s, p_delay => make_interval(secs => %s), p_max_attempts => %s, p_key => %s,"
+                " p_unique_for => case when %s then interval '10 s' end)",
+                [queue, Jsonb(self.number), float(delay), max_attempts, key, key is not None],
+            ).fetchone()
+            assert row is not None
+            if key is not None:
+                tx.locks.add(("key", (queue, key)))
+                first = self.model.first_of_key(tx, queue, key, before)
+                assert first is None or first == row[0], "the same key was sent twice"
+                if first is not None:
+                    return
+                tx.keys[queue, key] = (row[0], before + 10)
+            run_at = before + delay if delay else 0.0
+            self.model.sent(tx, Message(row[0], queue, self.number, max_attempts, run_at=run_at))
+
+    def send_many(self, k: int, queue: str, count: int, *, delay: float = 0) -> None:
+        with self.acting(k) as (conn, tx):
+            values = list(range(self.number + 1, self.number + 1 + count))
+            self.number += count
+            messages = [{"payload": value, **({"delay": delay} if delay else {})} for value in values]
+            run_at = self.now() + delay if delay else 0.0
+            rows = conn.execute("select * from bartleby.send_many(%s, %s)", [queue, Jsonb(messages)]).fetchall()
+            assert len(rows) == count
+            for value, (number,) in zip(values, rows, strict=True):
+                self.model.sent(tx, Message(number, queue, value, run_at=run_at))
+
+    def claim(self, k: int, queue: str, limit: int) -> list[Claimed] | None:
+        """Claim, unless it would wait for a claim in an open transaction; then None."""
+        with self.acting(k) as (conn, tx):
+            if not self.model.free(tx, ("claim", queue)):
+                return None
+            before = self.now()
+            rows = [
+                Claimed(*row)
+                for row in conn.execute(
+                    "select lease_id, position, message_id, attempt, payload, solo from bartleby.claim(%s, 'w', %s)",
+                    [queue, limit],
+                )
+            ]
+            if queue in self.model.paused:
+                assert not rows, "a paused queue handed out messages"
+            else:
+                until = self.now() + self.model.queues[queue].lease
+                self.model.claimed(tx, queue, rows, limit, self.now() if rows else before, until)
+            return rows
+
+    def ack(self, k: int, lease: int, positions: list[int] | None = None) -> None:
+        with self.acting(k) as (conn, tx):
+            row = conn.execute("select bartleby.ack(%s, %s)", [lease, positions]).fetchone()
+            taken = self.model.take(tx, lease, positions)
+            assert row == (len(taken),)
+            for message in taken:
+                self.model.done(tx, message)
+
+    def release(self, k: int, lease: int, positions: list[int] | None = None, delay: float = 0) -> None:
+        with self.acting(k) as (conn, tx):
+            before = self.now()
+            row = conn.execute(
+                "select bartleby.release(%s, %s, make_interval(secs => %s))", [lease, positions, float(delay)]
+            ).fetchone()
+            taken = self.model.take(tx, lease, positions)
+            assert row == (len(taken),)
+            for message in taken:
+                self.model.back(tx, message, before + delay, solo=None)
+
+    def fail(self, k: int, lease: int, positions: list[int], verdict: str | None, delay: float | None) -> None:
+        failures = [
+            {"position": position, "error_type": "E", "error": "e", "verdict": verdict, "delay": delay}
+            for position in positions
+        ]
+        with self.acting(k) as (conn, tx):
+            before = self.now()
+            rows = conn.execute(
+                "select position, message_id, verdict, extract(epoch from retry_at)::float from bartleby.fail(%s, %s)",
+                [lease, Jsonb(failures)],
+            ).fetchall()
+            said = {position: row for position, *row in rows}
+            assert len(said) == len(rows) == len(positions), "a failure was not answered"
+            for position, message in zip(positions, self.model.take(tx, lease, positions), strict=True):
+                base = self.model.queues[message.queue].base if delay is None else delay
+                number, answer, retry_at = said[position]
+                assert number == message.id
+                dies = self.model.failed(tx, message, retry_at or 0.0, dead=verdict == "dead")
+                assert answer == ("dead" if dies else "retry")
+                assert dies or abs(retry_at - before - base) < SLACK
+                self._follow_route(conn, tx, message, dies=dies)
+
+    def reject(self, k: int, lease: int, position: int, reason: str) -> None:
+        with self.acting(k) as (conn, tx):
+            conn.execute("select bartleby.reject(%s, %s, %s, 'because')", [lease, position, reason])
+            (message,) = self.model.take(tx, lease, [position])
+            assert self.model.failed(tx, message, 0.0, dead=True)
+            self._follow_route(conn, tx, message, dies=True)
+
+    def extend(self, k: int, lease: int, seconds: float) -> None:
+        with self.acting(k) as (conn, tx):
+            conn.execute("select bartleby.extend(%s, make_interval(secs => %s))", [[lease], float(seconds)])
+            held = self.model.lease(tx, lease)
+            tx.locks.add(("lease", lease))
+            tx.leases[lease] = type(held)(held.id, held.queue, self.now() + seconds, held.solo, held.pending)
+
+    def settle_again(self, lease: int, positions: list[int]) -> None:
+        """A zombie's word: positions that were settled before, in a lease nobody else is changing."""
+        for verb in ("ack(%s, %s)", "release(%s, %s)"):
+            try:
+                self.lab.admin.execute(f"select bartleby.{verb}".encode(), [lease, positions])
+            except errors.Error as error:
+                assert error.sqlstate == LEASE_LOST  # noqa: PT017 - psycopg has no class for our SQLSTATE
+            else:
+                raise AssertionError("a zombie's word was taken")
+
+    def reap(self) -> None:
+        with self.model_alone() as tx:
+            before = self.now()
+            rows = self.lab.admin.execute("select queue, lease_id, messages, outcome from bartleby.reap()").fetchall()
+            after = self.now()
+            reaped = {lease: (messages, outcome) for queue, lease, messages, outcome in rows if queue in self.names}
+            for lease in self.model.leases(tx):
+                if lease.pending and lease.until < before - SLACK:
+                    assert lease.id in reaped, f"lapsed and not taken back: {lease}"
+            for number, (messages, outcome) in reaped.items():
+                lease = self.model.lease(tx, number)
+                assert lease.pending, f"taken back a settled lease: {lease}"
+                assert lease.until < after + SLACK, f"taken back too early: {lease}"
+                assert messages == len(lease.pending)
+                for message in self.model.take(tx, number, None):
+                    if not lease.solo:
+                        assert outcome == "released"
+                        self.model.back(tx, message, before, solo=True)
+                        continue
+                    base = self.model.queues[message.queue].base
+                    dies = self.model.failed(tx, message, before + base, dead=False, crash=True)
+                    assert outcome == ("dead" if dies else "retry")
+                    self._follow_route(self.lab.admin, tx, message, dies=dies)
+
+    def replay(self, k: int, ids: list[int]) -> None:
+        with self.acting(k) as (conn, tx):
+            rows = conn.execute("select bartleby.replay(%s, 'me', 'test')", [[*ids, *ids]]).fetchall()
+            assert sorted(number for (number,) in rows) == sorted(ids)
+            for number in ids:
+                self.model.replayed(tx, number)
+
+    def turn(self) -> str:
+        row = self.lab.admin.execute("select bartleby.turn(0)").fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def pause(self, queue: str, *, paused: bool) -> None:
+        verb = "pause" if paused else "resume"
+        self.lab.admin.execute(f"select bartleby.{verb}_queue(%s)".encode(), [queue])
+        (self.model.paused.add if paused else self.model.paused.discard)(queue)
+
+    def advance(self, seconds: float) -> None:
+        self.lab.shift += seconds
+        self.lab.admin.execute("update public.test_clock set shift = make_interval(secs => %s)", [self.lab.shift])
+
+    @contextmanager
+    def model_alone(self) -> Iterator[Transaction]:
+        alone = self.model.begin()
+        yield alone
+        self.model.end(alone, commit=True)
+
+    def _follow_route(self, conn: Connection, tx: Transaction, message: Message, *, dies: bool) -> None:
+        route = self.model.queues[message.queue].route
+        if not dies or route is None:
+            return
+        rows = conn.execute(
+            "select message_id, payload from bartleby.messages where queue = %s and state = 'ready'"
+            " and headers @> %s order by message_id desc limit 1",
+            [route, Jsonb({"original_message_id": message.id})],
+        ).fetchall()
+        assert len(rows) == 1, "the routed copy is missing"
+        assert rows[0][1] == message.payload
+        self.model.sent(tx, Message(rows[0][0], route, message.payload))
+
+    # what must be true
+
+    def check(self) -> None:
+        """Every committed message is in exactly one place, as seen by somebody outside."""
+        committed = self.model.committed.messages
+        rows = self.lab.admin.execute(_MESSAGES, [self.names]).fetchall()
+        seen = {row[0]: row for row in rows}
+        assert len(seen) == len(rows), "a message is in two places"
+        dead = {row[0]: row[1:] for row in self.lab.admin.execute(_DEAD, [self.names])}
+        for message in committed.values():
+            self._check_message(message, seen.pop(message.id, None), dead.pop(message.id, None))
+        assert not seen, f"phantoms: {seen}"
+        assert not dead, f"phantom dead letters: {dead}"
+        for name, leased, deferred, buried in self.lab.admin.execute(_QUEUES, [self.names]):
+            mine = [message for message in committed.values() if message.queue == name]
+            assert leased == sum(message.where is Where.LEASED for message in mine)
+            assert buried == sum(message.where is Where.DEAD for message in mine)
+            assert deferred == sum(row[1] == name and row[2] == "deferred" for row in rows)
+
+    def _check_message(self, message: Message, row: Sequence[Any] | None, dead: Sequence[Any] | None) -> None:
+        status = {Where.DEAD: "dead", Where.DONE: "resolved"}.get(message.where, "replayed")
+        assert (dead is not None) == (message.deaths > 0), f"its dead letter: {message}"
+        assert dead is None or dead[0] == status, f"its dead letter is {dead}: {message}"
+        if message.where in {Where.DEAD, Where.DONE}:
+            assert row is None, f"lives on as {row}: {message}"
+            return
+        assert row is not None, f"lost: {message}"
+        _, queue, state, attempts, crashes, cycle, solo, _, run_at = row
+        assert (queue, attempts, crashes, cycle, solo) == (
+            message.queue,
+            message.attempts,
+            message.crashes,
+            message.cycle,
+            message.solo,
+        )
+        if message.where is Where.LEASED:
+            assert state == "leased"
+        elif state == "deferred":
+            assert abs(run_at - message.run_at) < SLACK
+        else:
+            assert state == "ready"
+            assert message.run_at <= self.now()
+
+    def finish(self) -> None:
+        """Let everything end, and drain: what was committed arrives or is dead, and nothing else is there."""
+        for name in self.names:
+            self.pause(name, paused=False)
+        for _ in range(40):
+            self._drain()
+            if all(message.where in {Where.DEAD, Where.DONE} for message in self.model.committed.messages.values()):
+                break
+            self.advance(1000)
+            self.reap()
+        left = [m for m in self.model.committed.messages.values() if m.where not in {Where.DEAD, Where.DONE}]
+        assert not left, f"never arrived: {left}"
+        self.check()
+
+    def _drain(self) -> None:
+        for name in self.names:
+            while rows := self.claim(0, name, 10):
+                self.ack(0, rows[0].lease)
+
+    def end_all(self, *, commit: bool) -> None:
+        for k, _ in enumerate(self.actors):
+            self.end(k, commit=commit)
+        while self.prepared:
+            self.finish_prepared(0, commit=commit)
+
+    def drop(self) -> None:
+        """Leave nothing behind, whatever happened."""
+        for actor in self.actors:
+            actor.conn.rollback()
+        for gid in list(self.prepared):
+            self.lab.admin.execute(f"rollback prepared '{gid}'".encode())
+        for name in self.names:
+            self.lab.admin.execute("select bartleby.drop_queue(%s, true)", [name])
+
+    def note(self, *words: object) -> None:
+        self.trace.append(json.dumps(words, default=str))
