@@ -1,8 +1,8 @@
 -- Claim: hand out the next messages of a queue under a lease. Claims of one queue come one after another, by an
 -- advisory lock; each reads the newest lease row, which is the whole state of the reader, and inserts the next one.
 -- The usual way is one statement that reads the next stretch of the log, records the lease and returns the messages.
--- It is left when something is due to come back, when the stretch has a gap, or when a message must run alone; then
--- holes.sql takes over. Reading the state under a snapshot older than the lock would hand messages out twice, so only
+-- What is due to come back is appended to the log first (due.sql). When the stretch has a gap, or a message must run
+-- alone, holes.sql takes over. Reading the state under a snapshot older than the lock would hand messages out twice, so only
 -- READ COMMITTED will do. The planner settings pin the index scans: segments are empty one moment and huge the next.
 
 create or replace function bartleby.claim(p_queue text, p_worker text, p_limit integer default 1,
@@ -16,6 +16,7 @@ as $$
 declare
   v_fresh boolean := pg_current_xact_id_if_assigned() is null;
   v_queue bartleby.queue;
+  v_recorded bartleby.lease;
   v_reader bartleby.lease;
   v_now timestamptz;
   v_until timestamptz;
@@ -34,36 +35,44 @@ begin
   v_floor := bartleby.lease_floor(v_queue.id);
   select * into v_reader from bartleby.lease l where l.id >= v_floor and l.id < v_floor + 1099511627776
   order by l.id desc limit 1;
-  if num_nonnulls(v_reader.holes, v_reader.young) = 0 and (num_nonnulls(v_reader.late, v_reader.parked) = 0
-    or not bartleby.has_ended(coalesce(v_reader.late, '{}') + coalesce(v_reader.parked, '{}'), pg_current_snapshot(),
-      v_fresh)) then
-    return query
-    with batch as materialized (
-      select m.position, m.id, m.attempts, m.solo, m.big, m.cycle, m.payload, m.headers, m.key, m.generation, m.created_at
-      from bartleby.log m
-      where m.queue = v_queue.id and m.position > v_reader.upper and not exists (
-        select from bartleby.deferred d where d.queue = v_queue.id
-          and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id) and d.run_at <= v_now)
-      order by m.position limit p_limit
-    ), stretch as (
-      select max(b.position) as last, bool_or(b.cycle is not null) as replayed from batch b
-      having count(*) = max(b.position) - v_reader.upper and coalesce(sum(b.big), 0) <= 33554432
-        and bool_or(b.solo) is not true
-    ), granted as (
-      insert into bartleby.lease as l (id, granted_at, until, upper, due_at, due_id, worker, pending, late,
-        parked, replayed)
-      select v_floor + nextval('bartleby.lease_id'), v_now, v_until, s.last, v_reader.due_at, v_reader.due_id, p_worker,
-        int8multirange(int8range(v_reader.upper + 1, s.last + 1)), v_reader.late, v_reader.parked, nullif(s.replayed, false)
-      from stretch s returning l.id
-    )
-    select g.id, b.position, b.id, coalesce(b.attempts, 0) + 1, b.payload, b.headers, b.key, b.generation, b.created_at,
-      false
-    from granted g, batch b;
-    if found then
-      return;
+  v_recorded := v_reader;
+  for v_round in 1..2 loop
+    if num_nonnulls(v_reader.holes, v_reader.young) = 0 and (num_nonnulls(v_reader.late, v_reader.parked) = 0
+      or not bartleby.has_ended(coalesce(v_reader.late, '{}') + coalesce(v_reader.parked, '{}'), pg_current_snapshot(),
+        v_fresh)) then
+      return query
+      with batch as materialized (
+        select m.position, m.id, m.attempts, m.solo, m.big, m.cycle, m.payload, m.headers, m.key, m.generation,
+          m.created_at
+        from bartleby.log m
+        where m.queue = v_queue.id and m.position > v_reader.upper and (v_round = 2 or not exists (
+          select from bartleby.deferred d where d.queue = v_queue.id
+            and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id) and d.run_at <= v_now))
+        order by m.position limit p_limit
+      ), stretch as (
+        select max(b.position) as last, bool_or(b.cycle is not null) as replayed from batch b
+        having count(*) = max(b.position) - v_reader.upper and coalesce(sum(b.big), 0) <= 33554432
+          and bool_or(b.solo) is not true
+      ), granted as (
+        insert into bartleby.lease as l (id, granted_at, until, upper, due_at, due_id, worker, pending, late, parked,
+          replayed)
+        select v_floor + nextval('bartleby.lease_id'), v_now, v_until, s.last, v_reader.due_at, v_reader.due_id, p_worker,
+          int8multirange(int8range(v_reader.upper + 1, s.last + 1)), v_reader.late, v_reader.parked,
+          nullif(s.replayed, false)
+        from stretch s returning l.id
+      )
+      select g.id, b.position, b.id, coalesce(b.attempts, 0) + 1, b.payload, b.headers, b.key, b.generation,
+        b.created_at, false
+      from granted g, batch b;
+      if found then
+        return;
+      end if;
     end if;
-  end if;
-  return query select * from bartleby.claim_past_holes(v_queue, v_reader, v_fresh, v_now, v_until, p_worker, p_limit);
+    exit when v_round = 2;
+    v_reader := bartleby.append_due(v_queue, v_reader, v_fresh, v_now, p_limit);
+  end loop;
+  return query select * from bartleby.claim_past_holes(
+    v_queue, v_recorded, v_reader, v_fresh, v_now, v_until, p_worker, p_limit);
 end $$;
 comment on function bartleby.claim(text, text, integer, interval) is
   'lease up to p_limit messages to a worker; each must be acked, failed, rejected or released before the lease lapses';

@@ -10,26 +10,25 @@
 -- Stored xids of owners all lie below the xmax of any later snapshot of the same cluster; above it, they come from
 -- another cluster (a restored dump) and have ended.
 
-create or replace function bartleby.claim_past_holes(p_queue bartleby.queue, p_reader bartleby.lease, p_fresh boolean,
-  p_now timestamptz, p_until timestamptz, p_worker text, p_limit integer)
+create or replace function bartleby.claim_past_holes(p_queue bartleby.queue, p_recorded bartleby.lease,
+  p_reader bartleby.lease, p_fresh boolean, p_now timestamptz, p_until timestamptz, p_worker text, p_limit integer)
 returns table (lease_id bigint, "position" bigint, message_id bigint, attempt integer, payload jsonb, headers jsonb,
   key text, generation bigint, created_at timestamptz, solo boolean)
 language plpgsql
 as $$
 #variable_conflict use_column
 declare
-  v_new bartleby.lease := bartleby.append_due(p_queue, p_reader, p_fresh, p_now, p_limit);
+  v_new bartleby.lease := bartleby.fetch_parked(p_queue, p_reader, p_fresh, p_now);
   v_probe bartleby.probe;
   v_got int8multirange;
 begin
-  v_new := bartleby.fetch_parked(p_queue, v_new, p_fresh, p_now);
   v_probe := bartleby.probe_log(p_queue.id, v_new, p_limit);
   v_got := bartleby.ranges(v_probe.positions);
   v_new := bartleby.bury_holes(p_queue, v_new, v_probe, v_got, p_fresh, p_now);
   v_new.upper := greatest(p_reader.upper, v_probe.positions[cardinality(v_probe.positions)]);
   v_new.young := nullif(coalesce(v_new.young, '{}')
     + (int8multirange(int8range(p_reader.upper + 1, v_new.upper + 1)) - v_got), '{}');
-  if isempty(v_got) and v_new is not distinct from p_reader then
+  if isempty(v_got) and v_new is not distinct from p_recorded then
     return;
   end if;
   v_new.id := bartleby.new_lease_id(p_queue.id);
@@ -42,17 +41,8 @@ begin
     coalesce(m.solo, false)
   from bartleby.log m where m.queue = p_queue.id and m.position = any (v_probe.positions) order by m.position;
 end $$;
-comment on function bartleby.claim_past_holes(bartleby.queue, bartleby.lease, boolean, timestamptz, timestamptz, text,
-  integer) is 'claim when there are holes, due messages or messages that run alone';
-
-do $$
-begin
-  if to_regtype('bartleby.probe') is null then
-    create type bartleby.probe as (
-      positions bigint[], whole boolean, solo boolean, replayed boolean, snapshot pg_snapshot);
-  end if;
-end $$;
-comment on type bartleby.probe is 'positions found, whether all visible holes are among them, and the snapshot that says so';
+comment on function bartleby.claim_past_holes(bartleby.queue, bartleby.lease, bartleby.lease, boolean, timestamptz,
+  timestamptz, text, integer) is 'claim when there are holes, or messages that run alone';
 
 -- Rows and snapshot come from one statement: between two, a commit would be missed.
 create or replace function bartleby.probe_log(p_queue integer, p_reader bartleby.lease, p_limit integer)

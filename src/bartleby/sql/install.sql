@@ -1,4 +1,5 @@
 \ir tables.sql
+\ir evidence.sql
 \ir policy.sql
 \ir queues.sql
 \ir send.sql

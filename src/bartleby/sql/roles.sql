@@ -23,7 +23,7 @@ revoke all on schema bartleby from public;
 revoke all on all tables in schema bartleby from public;
 revoke all on all sequences in schema bartleby from public;
 revoke all on all functions in schema bartleby from public;
-revoke all on type bartleby.probe from public;
+revoke all on type bartleby.probe, bartleby.segment_size from public;
 
 do $$
 declare

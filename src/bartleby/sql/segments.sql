@@ -1,75 +1,91 @@
--- The ring of three segments. When the current one is large and the next is empty, sends go to the next. A segment whose
--- every message is settled is truncated; a few stragglers of a slow queue are first carried over into the current one
--- under their own positions. What is settled is decided under the segment's exclusive lock: a sender, claim or failure
--- that is under way holds a lock on it, so nothing of theirs can be overlooked. A dump or a long reader holds one too,
--- and can only delay this: disk grows, speed does not change.
+-- The ring of three segments. When the current one is large, sends go to the smallest of the others. A segment whose
+-- every message is settled is truncated; stragglers of a slow or paused queue are first carried over into the current
+-- one under their own positions: position order is logical, not physical. Most of them move in small steps without a
+-- lock; the last few, and the decision that nothing is left, under the segment's exclusive lock: a sender, claim or
+-- failure that is under way holds a lock on it, so nothing of theirs can be overlooked. A dump or a long reader holds
+-- one too, and can only delay this: disk grows, speed does not change.
 
 create or replace function bartleby.turn(p_bytes bigint default 67108864) returns text
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
 as $$
 declare
-  v_current smallint;
-  v_next smallint;
-  v_done text[] := '{}';
+  v_current bartleby.segment_size;
+  v_target bartleby.segment_size;
   v_slot smallint;
+  v_done text[] := '{}';
 begin
   if not pg_try_advisory_xact_lock(hashtextextended('bartleby.turn', 0)) then
     return 'busy';
   end if;
-  select s.slot into v_current from bartleby.segment s where s.current;
-  v_next := (v_current + 1) % 3;
-  if pg_total_relation_size(format('bartleby.log_%s', v_current)::regclass) >= p_bytes
-    and pg_relation_size(format('bartleby.log_%s', v_next)::regclass) = 0
-    and pg_relation_size(format('bartleby.log_%s', v_current)::regclass) > 0 then
-    update bartleby.segment s set current = (s.slot = v_next) where s.slot in (v_current, v_next);
-    v_done := v_done || format('turned to %s', v_next);
-    v_current := v_next;
+  select * into v_current from bartleby.segments() s where s.current;
+  select * into v_target from bartleby.segments() s where not s.current order by s.bytes, (s.slot - v_current.slot + 3) % 3 limit 1;
+  if v_current.rows_written and v_current.bytes >= p_bytes and v_target.bytes <= v_current.bytes / 2 then
+    update bartleby.segment s set current = (s.slot = v_target.slot) where s.slot in (v_current.slot, v_target.slot);
+    v_done := v_done || format('writing to %s', v_target.slot);
   end if;
-  foreach v_slot in array array[(v_current + 1) % 3, (v_current + 2) % 3] loop
-    if pg_relation_size(format('bartleby.log_%s', v_slot)::regclass) > 0 then
-      v_done := v_done || bartleby.clear_segment(v_slot, v_current);
-    end if;
+  for v_slot in select s.slot from bartleby.segments() s where not s.current and s.rows_written order by s.slot loop
+    v_done := v_done || bartleby.clear_segment(v_slot);
   end loop;
   return coalesce(nullif(array_to_string(v_done, ', '), ''), 'nothing to do');
 end $$;
 comment on function bartleby.turn(bigint) is
-  'turn the ring of segments: write to the next when the current one has p_bytes, empty what is settled';
+  'turn the ring of segments: write elsewhere when the current one has p_bytes, empty what is settled';
 
-create or replace function bartleby.clear_segment(p_slot smallint, p_current smallint) returns text
+create or replace function bartleby.clear_segment(p_slot smallint) returns text
 language plpgsql set lock_timeout = '100ms'
 as $$
+declare
+  v_most bigint := least(100000, greatest(1000,
+    pg_stat_get_live_tuples(format('bartleby.log_%s', p_slot)::regclass) / 2));
+  v_stragglers bigint := (select count(*) from bartleby.stragglers(p_slot, v_most + 1));
 begin
-  if bartleby.count_stragglers(p_slot) > 10000 then
+  if v_stragglers > v_most then
     return format('%s is in use', p_slot);
+  elsif v_stragglers > 1000 then
+    return format('%s: %s carried over', p_slot, bartleby.carry_over(p_slot, 10000));
   end if;
   execute format('lock table bartleby.log_%s in access exclusive mode', p_slot);
-  if bartleby.count_stragglers(p_slot) > 10000 then
+  perform bartleby.carry_over(p_slot, 2000);
+  if exists (select from bartleby.stragglers(p_slot, 1)) then
     return format('%s is in use', p_slot);
   end if;
-  insert into bartleby.log (position, id, created_at, queue, slot, attempts, crashes, max_attempts, cycle, big, solo,
-    generation, first_failed_at, key, headers, payload)
-  select m.position, m.id, m.created_at, m.queue, p_current, m.attempts, m.crashes, m.max_attempts, m.cycle, m.big, m.solo,
-    m.generation, m.first_failed_at, m.key, m.headers, m.payload
-  from bartleby.queue q, bartleby.unsettled(q.id) u, bartleby.log m
-  where m.slot = p_slot and m.queue = q.id and m.position >= lower(u.positions)
-    and (upper_inf(u.positions) or m.position < upper(u.positions));
   execute format('truncate bartleby.log_%s', p_slot);
   return format('%s emptied', p_slot);
 exception when lock_not_available then
   return format('%s is locked', p_slot);
 end $$;
-comment on function bartleby.clear_segment(smallint, smallint) is 'truncate a segment, its stragglers carried over';
+comment on function bartleby.clear_segment(smallint) is 'truncate a segment, its stragglers carried over';
 
-create or replace function bartleby.count_stragglers(p_slot smallint) returns bigint
+create or replace function bartleby.carry_over(p_slot smallint, p_limit integer) returns bigint
+language plpgsql
+as $$
+declare
+  v_count bigint;
+begin
+  with moved as (
+    delete from bartleby.log m using bartleby.stragglers(p_slot, p_limit) s
+    where m.slot = p_slot and m.queue = s.queue and m.position = s.position returning m.*
+  )
+  insert into bartleby.log (position, id, created_at, queue, slot, attempts, crashes, max_attempts, cycle, big, solo,
+    generation, first_failed_at, key, headers, payload)
+  select m.position, m.id, m.created_at, m.queue, (select s.slot from bartleby.segment s where s.current), m.attempts,
+    m.crashes, m.max_attempts, m.cycle, m.big, m.solo, m.generation, m.first_failed_at, m.key, m.headers, m.payload
+  from moved m;
+  get diagnostics v_count = row_count;
+  return v_count;
+end $$;
+comment on function bartleby.carry_over(smallint, integer) is 'move unsettled messages of a segment into the current one';
+
+create or replace function bartleby.stragglers(p_slot smallint, p_limit bigint)
+returns table (queue integer, "position" bigint)
 language sql set enable_seqscan = off
 as $$
-  select count(*) from (
-    select from bartleby.queue q, bartleby.unsettled(q.id) u, bartleby.log m
-    where m.slot = p_slot and m.queue = q.id and m.position >= lower(u.positions)
-      and (upper_inf(u.positions) or m.position < upper(u.positions))
-    limit 10001) s
+  select m.queue, m.position from bartleby.queue q, bartleby.unsettled(q.id) u, bartleby.log m
+  where m.slot = p_slot and m.queue = q.id and m.position >= lower(u.positions)
+    and (upper_inf(u.positions) or m.position < upper(u.positions))
+  limit p_limit
 $$;
-comment on function bartleby.count_stragglers(smallint) is 'unsettled messages in a segment, counted up to 10001';
+comment on function bartleby.stragglers(smallint, bigint) is 'unsettled messages in a segment';
 
 create or replace function bartleby.unsettled(p_queue integer) returns table (positions int8range)
 language sql stable security definer rows 10 set search_path = pg_catalog, bartleby, pg_temp
@@ -86,9 +102,11 @@ as $$
 $$;
 comment on function bartleby.unsettled(integer) is 'where in the log messages of a queue may lie that are not yet settled';
 
-create or replace function bartleby.segments() returns table (slot smallint, current boolean, bytes bigint)
+create or replace function bartleby.segments() returns setof bartleby.segment_size
 language sql stable security definer rows 3 set search_path = pg_catalog, bartleby, pg_temp
 as $$
-  select s.slot, s.current, pg_total_relation_size(format('bartleby.log_%s', s.slot)::regclass) from bartleby.segment s
+  select s.slot, s.current, pg_total_relation_size(format('bartleby.log_%s', s.slot)::regclass),
+    pg_relation_size(format('bartleby.log_%s', s.slot)::regclass) > 0
+  from bartleby.segment s
 $$;
 comment on function bartleby.segments() is 'the segments of the log and their sizes';

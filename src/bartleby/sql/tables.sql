@@ -196,65 +196,6 @@ create table if not exists bartleby.unique_key (
 comment on table bartleby.unique_key is 'keys that may not be sent again before a time';
 create index if not exists unique_key_until on bartleby.unique_key (until);
 
-create table if not exists bartleby.attempt (
-  id bigint generated always as identity primary key,
-  message_id bigint not null,
-  lease_id bigint not null,
-  failed_at timestamptz not null,
-  retry_at timestamptz,
-  queue integer not null,
-  attempt smallint not null,
-  cycle integer not null,
-  outcome text not null,
-  verdict text not null,
-  rule text,
-  worker text not null,
-  worker_version text,
-  error_type text,
-  error text,
-  traceback text,
-  fingerprint text
-);
-comment on table bartleby.attempt is 'the ledger: one row per attempt that failed, was rejected or took its worker along';
-comment on column bartleby.attempt.outcome is 'failed, rejected or crashed';
-comment on column bartleby.attempt.rule is 'what decided the verdict';
-create index if not exists attempt_message on bartleby.attempt (message_id, id);
-
-create table if not exists bartleby.dead_letter (
-  message_id bigint primary key,
-  queue integer not null,
-  status text not null,
-  reason text not null,
-  created_at timestamptz not null,
-  first_failed_at timestamptz not null,
-  dead_at timestamptz not null,
-  attempts integer not null,
-  crashes integer not null,
-  cycle integer not null,
-  max_attempts smallint,
-  generation bigint,
-  big integer,
-  error_type text,
-  error text,
-  traceback text,
-  fingerprint text,
-  worker text not null,
-  worker_version text,
-  key text,
-  headers jsonb,
-  payload jsonb not null,
-  replayed_at timestamptz,
-  replayed_by text,
-  replay_reason text,
-  resolved_at timestamptz,
-  failure_history jsonb not null default '[]'
-);
-comment on table bartleby.dead_letter is 'messages that will not be tried again by themselves, with all their evidence';
-comment on column bartleby.dead_letter.status is 'dead, replayed (alive again) or resolved (alive again, then done)';
-comment on column bartleby.dead_letter.reason is 'exhausted, terminal, unacceptable, crashed or expired';
-comment on column bartleby.dead_letter.failure_history is 'earlier cycles of this message, oldest first';
-create index if not exists dead_letter_queue on bartleby.dead_letter (queue, dead_at, message_id) where status = 'dead';
-
 create or replace function bartleby.version() returns text
 language sql stable security definer set search_path = pg_catalog, bartleby, pg_temp
 as $$ select i.version from bartleby.installation i $$;
@@ -264,3 +205,14 @@ create or replace function bartleby.clock() returns timestamptz
 language sql volatile
 as $$ select pg_catalog.clock_timestamp() $$;
 comment on function bartleby.clock() is 'the only source of time; tests replace it';
+
+do $$
+begin
+  if to_regtype('bartleby.probe') is null then
+    create type bartleby.probe as (
+      positions bigint[], whole boolean, solo boolean, replayed boolean, snapshot pg_snapshot);
+    create type bartleby.segment_size as (slot smallint, current boolean, bytes bigint, rows_written boolean);
+  end if;
+end $$;
+comment on type bartleby.probe is 'positions found, whether all visible holes are among them, and the snapshot that says so';
+comment on type bartleby.segment_size is 'a segment of the log';
