@@ -10,8 +10,8 @@ as $$
 #variable_conflict use_column
 declare
   v_queue bartleby.queue;
-  v_now timestamptz := bartleby.clock();
   v_xid bigint := pg_current_xact_id()::text;
+  v_now timestamptz := bartleby.clock();
 begin
   select * into v_queue from bartleby.queue q where q.id = p_lease.id >> 40;
   return query

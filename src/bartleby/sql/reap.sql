@@ -18,6 +18,7 @@ begin
   if not pg_try_advisory_xact_lock(hashtextextended('bartleby.reap', 0)) then
     return;
   end if;
+  perform bartleby.name_owners();
   for v_queue in select * from bartleby.queue q order by q.id loop
     return query select v_queue.name, r.* from bartleby.reap_queue(v_queue) r;
   end loop;
@@ -55,7 +56,7 @@ begin
     lease_id := v_lease.id;
     worker := v_lease.worker;
     messages := (select sum(upper(r) - lower(r)) from unnest(v_lease.pending) r);
-    outcome := bartleby.reap_lease(v_lease, v_now);
+    outcome := bartleby.reap_lease(v_lease);
     return next;
   end loop;
   if v_newest - 1 is distinct from v_sweep.upto or v_open is distinct from v_sweep.open then
@@ -69,7 +70,7 @@ begin
 end $$;
 comment on function bartleby.reap_queue(bartleby.queue) is 'take back the lapsed leases of one queue';
 
-create or replace function bartleby.reap_lease(p_lease bartleby.lease, p_now timestamptz) returns text
+create or replace function bartleby.reap_lease(p_lease bartleby.lease) returns text
 language plpgsql
 as $$
 declare
@@ -81,10 +82,10 @@ begin
       'position', lower(v_lease.pending), 'error_type', 'WorkerLost',
       'error', format('worker %s stopped answering while it ran this message alone', v_lease.worker)))) d);
   end if;
-  perform bartleby.put_back(v_lease, p_now, case when not v_by_server then true end);
+  perform bartleby.put_back(v_lease, bartleby.clock(), case when not v_by_server then true end);
   return 'released';
 end $$;
-comment on function bartleby.reap_lease(bartleby.lease, timestamptz) is 'take back one lapsed lease';
+comment on function bartleby.reap_lease(bartleby.lease) is 'take back one lapsed lease';
 
 -- The clock of the server may be set back, and forward again, while nobody claims: a message deferred in between lies
 -- behind the reader's mark. Then the mark is lifted, and the next claim looks at everything that is due.
@@ -108,3 +109,22 @@ begin
   end if;
 end $$;
 comment on function bartleby.look_back(bartleby.queue, timestamptz) is 'find deferred messages that the reader has passed by';
+
+-- Holes get their owners from a claim that had no xid when it began. Where every claim is made inside a transaction that
+-- has written before, that never happens, and the list of holes would grow; so one queue at a time is served here.
+create or replace function bartleby.name_owners() returns void
+language plpgsql
+as $$
+declare
+  v_queue bartleby.queue;
+  v_reader bartleby.lease;
+begin
+  select q.* into v_queue from bartleby.queue q, bartleby.reader(q.id) r
+  where r.young is not null and r.holes is null order by random() limit 1;
+  if not found or pg_current_xact_id_if_assigned() is not null or not pg_try_advisory_xact_lock(v_queue.lock_key) then
+    return;
+  end if;
+  v_reader := bartleby.reader(v_queue.id);
+  perform bartleby.claim_past_holes(v_queue, v_reader, v_reader, true, bartleby.clock(), bartleby.clock(), '', 0);
+end $$;
+comment on function bartleby.name_owners() is 'find out who can own the holes of a queue';

@@ -1,6 +1,7 @@
 -- Send, in the caller's transaction: commit makes the message visible, rollback makes it never have been.
 -- One rule carries the engine: a transaction has its xid before it draws its first position. claim() relies on it to
--- know which transactions can still own a position that it passed.
+-- know which transactions can still own a position that it passed. Likewise the xid comes before the clock is read: only
+-- transactions older than a claim can commit a deferred message that was due before it.
 -- A sender notifies only if a worker of this queue may be asleep: the worker first writes that into the queue's idle
 -- sequence and then looks at the position sequence, the sender first draws its position and then looks at idle.
 -- Sequences are seen at once, so one of the two always sees the other, and a busy queue pays for no NOTIFY.
@@ -13,7 +14,7 @@ language plpgsql security definer set search_path = pg_catalog, bartleby, pg_tem
 as $$
 declare
   v_queue bartleby.queue;
-  v_now timestamptz := bartleby.clock();
+  v_now timestamptz;
   v_xid bigint;
   v_id bigint;
 begin
@@ -26,6 +27,7 @@ begin
     perform bartleby.check_message(v_queue, null, p_payload, p_headers, p_key, p_delay, p_max_attempts, p_unique_for);
   end if;
   v_xid := pg_current_xact_id()::text;
+  v_now := bartleby.clock();
   v_id := nextval('bartleby.message_id');
   if p_unique_for is not null then
     -- waits for a concurrent sender of the same key, then keeps whichever was first

@@ -1,4 +1,5 @@
 -- Removes everything: the schema with all messages, and the roles unless another database of the cluster uses them.
+-- squawk-ignore ban-drop-schema
 drop schema if exists bartleby cascade;
 
 do $$
