@@ -10,7 +10,8 @@ create or replace function bartleby.claim(p_queue text, p_worker text, p_limit i
 returns table (lease_id bigint, "position" bigint, message_id bigint, attempt integer, payload jsonb, headers jsonb,
   key text, generation bigint, created_at timestamptz, solo boolean)
 language plpgsql security definer rows 100 set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -22,6 +23,7 @@ declare
   v_until timestamptz;
   v_floor bigint;
 begin
+  perform bartleby.check_isolation();
   perform bartleby.check_claim(p_worker, p_limit, p_lease);
   select * into v_queue from bartleby.queue q where q.name = p_queue;
   if not found then
@@ -47,7 +49,7 @@ begin
         from bartleby.log m
         where m.queue = v_queue.id and m.position > v_reader.upper and (v_round = 2 or not exists (
           select from bartleby.deferred d where d.queue = v_queue.id
-            and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id) and d.run_at <= v_now))
+            and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id) and d.run_at < v_now))
         order by m.position limit p_limit
       ), stretch as (
         select max(b.position) as last, bool_or(b.cycle is not null) as replayed from batch b
@@ -115,7 +117,8 @@ begin
     or num_nonnulls(v_reader.holes, v_reader.young) > 0 then
     return interval '10 milliseconds';
   end if;
-  return greatest(interval '0', least(p_for, (
+  return greatest(interval '0', least(p_for,
+    case when num_nonnulls(v_reader.late, v_reader.parked) > 0 then interval '1 second' end, (
     select d.run_at - v_now from bartleby.deferred d
     where d.queue = v_queue.id and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id)
     order by d.run_at, d.id limit 1)));
@@ -124,14 +127,23 @@ comment on function bartleby.idle(text, interval) is
   'say that a worker found nothing and will listen on channel bartleby_ID; returns how long it may sleep: until the '
   'next message is due, or only a moment while one is under way';
 
-create or replace function bartleby.check_claim(p_worker text, p_limit integer, p_lease interval) returns void
+create or replace function bartleby.check_isolation() returns void
 language plpgsql stable
 as $$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'claims need transaction isolation READ COMMITTED, not %',
-      upper(current_setting('transaction_isolation')) using errcode = 'ZB007';
-  elsif p_worker is null or p_limit is null or p_limit not between 1 and 10000
+    raise exception 'this needs transaction isolation READ COMMITTED, not %',
+      upper(current_setting('transaction_isolation')) using errcode = 'ZB007',
+      hint = 'begin isolation level read committed; Bartleby''s own clients do so by themselves';
+  end if;
+end $$;
+comment on function bartleby.check_isolation() is 'raises an error where an old snapshot would be used';
+
+create or replace function bartleby.check_claim(p_worker text, p_limit integer, p_lease interval) returns void
+language plpgsql stable
+as $$
+begin
+  if p_worker is null or p_limit is null or p_limit not between 1 and 10000
     or p_lease not between interval '100 milliseconds' and interval '100 years' then
     raise exception 'a claim needs the name of a worker, a limit from 1 to 10000 and a lease of at least 100 milliseconds'
       using errcode = 'ZB008';

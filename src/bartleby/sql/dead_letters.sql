@@ -5,13 +5,15 @@
 
 create or replace function bartleby.decide(p_lease bartleby.lease, p_outcome text, p_failures jsonb)
 returns table ("position" bigint, message_id bigint, verdict text, retry_at timestamptz)
-language plpgsql rows 100 set enable_seqscan = off
+language plpgsql rows 100 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
   v_queue bartleby.queue;
   v_xid bigint := pg_current_xact_id()::text;
   v_now timestamptz := bartleby.clock();
+  v_count bigint;
 begin
   select * into v_queue from bartleby.queue q where q.id = p_lease.id >> 40;
   return query
@@ -22,8 +24,8 @@ begin
       coalesce(m.crashes, 0) + (p_outcome = 'crashed')::integer as crashes,
       v_now + coalesce(make_interval(secs => f.delay), bartleby.retry_delay(v_queue, coalesce(m.attempts, 0) + 1)) as retry_at
     from jsonb_to_recordset(p_failures) as f (position bigint, error_type text, error text, traceback text,
-      fingerprint text, rule text, worker_version text, verdict text, delay double precision)
-    join bartleby.log m on m.queue = v_queue.id and m.position = f.position
+      fingerprint text, rule text, worker_version text, verdict text, delay double precision), lateral (
+      select * from bartleby.log l where l.queue = v_queue.id and l.position = f.position offset 0) m
   ), decided as materialized (
     select f.*, case
         when p_outcome = 'rejected' and f.error_type = 'unacceptable' then 'unacceptable'
@@ -75,7 +77,10 @@ begin
   select d.position, d.id, case when d.reason is null then 'retry' else 'dead' end,
     case when d.reason is null then d.retry_at end
   from decided d;
-  perform bartleby.wake(t) from bartleby.queue t where t.name in (v_queue.dead_letter_to, v_queue.invalid_to);
+  get diagnostics v_count = row_count;
+  perform bartleby.check_found(p_lease, v_count);
+  perform bartleby.wake(t) from bartleby.queue t
+  where t.name in (v_queue.name, v_queue.dead_letter_to, v_queue.invalid_to);
 end $$;
 comment on function bartleby.decide(bartleby.lease, text, jsonb) is
   'apply the verdict on failures whose positions were taken out of a lease';
@@ -135,12 +140,17 @@ end $$;
 comment on function bartleby.replay(bigint[], text, text) is
   'let dead messages live again under their own ids, with new attempts; returns those that were dead';
 
-create or replace function bartleby.resolve(p_queue bigint, p_positions int8multirange) returns void
-language sql
+create or replace function bartleby.resolve(p_lease bartleby.lease) returns void
+language plpgsql set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
+declare
+  v_ids bigint[] := array(
+    select m.id from unnest(p_lease.pending) r, lateral (
+      select l.id from bartleby.log l where l.queue = p_lease.id >> 40 and l.position >= lower(r) and l.position < upper(r)
+      offset 0) m);
+begin
+  perform bartleby.check_found(p_lease, cardinality(v_ids));
   update bartleby.dead_letter l set status = 'resolved', resolved_at = bartleby.clock()
-  from unnest(p_positions) r
-  join bartleby.log m on m.queue = p_queue and m.position >= lower(r) and m.position < upper(r) and m.cycle is not null
-  where l.message_id = m.id and l.status = 'replayed'
-$$;
-comment on function bartleby.resolve(bigint, int8multirange) is 'dead letters whose replayed messages are now done';
+  where l.message_id = any (v_ids) and l.status = 'replayed';
+end $$;
+comment on function bartleby.resolve(bartleby.lease) is 'dead letters whose replayed messages are now done';

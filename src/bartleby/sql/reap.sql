@@ -14,6 +14,7 @@ as $$
 declare
   v_queue bartleby.queue;
 begin
+  perform bartleby.check_isolation();
   -- whoever comes second has nothing to do
   if not pg_try_advisory_xact_lock(hashtextextended('bartleby.reap', 0)) then
     return;
@@ -22,7 +23,9 @@ begin
   for v_queue in select * from bartleby.queue q order by q.id loop
     return query select v_queue.name, r.* from bartleby.reap_queue(v_queue) r;
   end loop;
-  delete from bartleby.unique_key u where u.until < bartleby.clock();
+  -- a sender that stays open may hold a key: it is left for later
+  delete from bartleby.unique_key u where (u.queue, u.key) in (
+    select k.queue, k.key from bartleby.unique_key k where k.until < bartleby.clock() for update skip locked);
 end $$;
 comment on function bartleby.reap() is 'take back lapsed leases and forget settled ones; call it every few seconds';
 
@@ -55,7 +58,7 @@ begin
   loop
     lease_id := v_lease.id;
     worker := v_lease.worker;
-    messages := (select sum(upper(r) - lower(r)) from unnest(v_lease.pending) r);
+    messages := bartleby.count_positions(v_lease.pending);
     outcome := bartleby.reap_lease(v_lease);
     return next;
   end loop;

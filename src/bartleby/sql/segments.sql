@@ -1,9 +1,10 @@
 -- The ring of three segments. When the current one is large, sends go to the smallest of the others. A segment whose
 -- every message is settled is truncated; stragglers of a slow or paused queue are first carried over into the current
--- one under their own positions: position order is logical, not physical. Most of them move in small steps without a
--- lock; the last few, and the decision that nothing is left, under the segment's exclusive lock: a sender, claim or
--- failure that is under way holds a lock on it, so nothing of theirs can be overlooked. A dump or a long reader holds
--- one too, and can only delay this: disk grows, speed does not change.
+-- one under their own positions: position order is logical, not physical. A snapshot shows either the old or the new
+-- copy, so this needs no lock. Truncation is blind to snapshots, though. It waits until every snapshot that can be seen
+-- is newer than the moment when the segment was found settled (a dump must not miss what was carried over), and then
+-- looks again under the exclusive lock: a sender, claim or failure that is under way holds a lock on the segment, so
+-- nothing of theirs can be overlooked. A dump or a long reader can only delay this: disk grows, speed does not change.
 
 create or replace function bartleby.turn(p_bytes bigint default 67108864) returns text
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
@@ -14,13 +15,15 @@ declare
   v_slot smallint;
   v_done text[] := '{}';
 begin
+  perform bartleby.check_isolation();
   if not pg_try_advisory_xact_lock(hashtextextended('bartleby.turn', 0)) then
     return 'busy';
   end if;
   select * into v_current from bartleby.segments() s where s.current;
   select * into v_target from bartleby.segments() s where not s.current order by s.bytes, (s.slot - v_current.slot + 3) % 3 limit 1;
   if v_current.rows_written and v_current.bytes >= p_bytes and v_target.bytes <= v_current.bytes / 2 then
-    update bartleby.segment s set current = (s.slot = v_target.slot) where s.slot in (v_current.slot, v_target.slot);
+    update bartleby.segment s set current = (s.slot = v_target.slot), settled_by = null
+    where s.slot in (v_current.slot, v_target.slot);
     v_done := v_done || format('writing to %s', v_target.slot);
   end if;
   for v_slot in select s.slot from bartleby.segments() s where not s.current and s.rows_written order by s.slot loop
@@ -35,26 +38,44 @@ create or replace function bartleby.clear_segment(p_slot smallint) returns text
 language plpgsql set lock_timeout = '100ms'
 as $$
 declare
+  v_settled_by xid8 := (select s.settled_by from bartleby.segment s where s.slot = p_slot);
   v_most bigint := least(100000, greatest(1000,
     pg_stat_get_live_tuples(format('bartleby.log_%s', p_slot)::regclass) / 2));
   v_stragglers bigint := (select count(*) from bartleby.stragglers(p_slot, v_most + 1));
 begin
   if v_stragglers > v_most then
     return format('%s is in use', p_slot);
-  elsif v_stragglers > 1000 then
+  elsif v_stragglers > 0 then
+    update bartleby.segment s set settled_by = null where s.slot = p_slot and s.settled_by is not null;
     return format('%s: %s carried over', p_slot, bartleby.carry_over(p_slot, 10000));
+  elsif v_settled_by is null then
+    update bartleby.segment s set settled_by = pg_current_xact_id() where s.slot = p_slot;
+    return format('%s is settled', p_slot);
+  elsif bartleby.oldest_snapshot_age() >= age((v_settled_by::text::numeric % 4294967296)::text::xid) then
+    return format('%s waits for an older snapshot', p_slot);
   end if;
   execute format('lock table bartleby.log_%s in access exclusive mode', p_slot);
-  perform bartleby.carry_over(p_slot, 2000);
   if exists (select from bartleby.stragglers(p_slot, 1)) then
     return format('%s is in use', p_slot);
   end if;
   execute format('truncate bartleby.log_%s', p_slot);
+  update bartleby.segment s set settled_by = null where s.slot = p_slot;
   return format('%s emptied', p_slot);
 exception when lock_not_available then
   return format('%s is locked', p_slot);
 end $$;
-comment on function bartleby.clear_segment(smallint) is 'truncate a segment, its stragglers carried over';
+comment on function bartleby.clear_segment(smallint) is 'bring a segment one step nearer to being truncated';
+
+-- Sessions of other users show their snapshot only to those who may read all statistics; without that right, only
+-- one's own are waited for.
+create or replace function bartleby.oldest_snapshot_age() returns integer
+language sql stable
+as $$
+  select coalesce(max(age(a.backend_xmin)), -1) from pg_stat_activity a
+  where a.datname = current_database() and a.pid <> pg_backend_pid()
+    and a.backend_type in ('client backend', 'walsender')
+$$;
+comment on function bartleby.oldest_snapshot_age() is 'how many transactions ago the oldest snapshot was taken';
 
 create or replace function bartleby.carry_over(p_slot smallint, p_limit integer) returns bigint
 language plpgsql

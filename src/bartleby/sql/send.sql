@@ -45,6 +45,7 @@ begin
     insert into bartleby.deferred (run_at, id, xid, created_at, queue, max_attempts, big, generation, key, headers, payload)
     values (v_now + p_delay, v_id, v_xid, v_now, v_queue.id, p_max_attempts, bartleby.big(p_payload), p_generation, p_key,
       p_headers, p_payload);
+    perform bartleby.wake(v_queue);
     return v_id;
   end if;
   insert into bartleby.log (position, id, created_at, queue, slot, max_attempts, big, generation, key, headers, payload)

@@ -61,9 +61,11 @@ comment on column bartleby.queue.jitter is 'full or none; null: full for exponen
 
 create table if not exists bartleby.segment (
   slot smallint primary key,
-  current boolean not null
+  current boolean not null,
+  settled_by xid8
 );
 comment on table bartleby.segment is 'the ring of three log segments, and which one is written';
+comment on column bartleby.segment.settled_by is 'the transaction that found every message in it settled';
 insert into bartleby.segment (slot, current)
 select s.slot, s.slot = 0 from generate_series(0, 2) as s (slot) on conflict do nothing;
 
