@@ -136,7 +136,7 @@ class Model:
         ]
 
     def claimed(
-        self, transaction: Transaction, queue: str, rows: list[Claimed], limit: int, now: float, until: float
+        self, transaction: Transaction, queue: str, rows: list[Claimed], *, limit: int, now: float, until: float
     ) -> None:
         transaction.locks.add(("claim", queue))
         assert len(rows) <= limit

@@ -127,20 +127,44 @@ def pause(world: World, rng: random.Random, k: int, queue: str) -> None:
     world.pause(queue, paused=queue not in world.model.paused)
 
 
-STEPS: dict[str, tuple[int, Callable[[World, random.Random, int, str], object]]] = {
+def savepoint(world: World, rng: random.Random, k: int, queue: str) -> None:
+    world.savepoint(k)
+
+
+def rollback_to(world: World, rng: random.Random, k: int, queue: str) -> None:
+    world.rollback_to(k)
+
+
+def prepare(world: World, rng: random.Random, k: int, queue: str) -> None:
+    world.prepare(k)
+
+
+def finish_prepared(world: World, rng: random.Random, k: int, queue: str) -> None:
+    world.finish_prepared(rng.randrange(10), commit=rng.random() < 0.7)
+
+
+def reap(world: World, rng: random.Random, k: int, queue: str) -> None:
+    world.reap()
+
+
+def advance(world: World, rng: random.Random, k: int, queue: str) -> None:
+    world.advance(rng.choice([0.5, 2, 7, 70]))
+
+
+STEPS: dict[str, tuple[int, Callable[[World, random.Random, int, str], None]]] = {
     "begin": (12, begin),
     "end": (12, end),
     "send": (30, send),
     "claim": (22, claim),
     "settle": (16, settle),
-    "savepoint": (3, lambda world, rng, k, queue: world.savepoint(k)),
-    "rollback_to": (3, lambda world, rng, k, queue: world.rollback_to(k)),
-    "prepare": (2, lambda world, rng, k, queue: world.prepare(k)),
-    "finish_prepared": (2, lambda world, rng, k, queue: world.finish_prepared(0, commit=rng.random() < 0.7)),
+    "savepoint": (3, savepoint),
+    "rollback_to": (3, rollback_to),
+    "prepare": (2, prepare),
+    "finish_prepared": (2, finish_prepared),
     "zombie": (2, zombie),
     "replay": (4, replay),
-    "reap": (4, lambda world, rng, k, queue: world.reap()),
+    "reap": (4, reap),
     "turn": (3, turn),
     "pause": (1, pause),
-    "advance": (6, lambda world, rng, k, queue: world.advance(rng.choice([0.5, 2, 7, 70]))),
+    "advance": (6, advance),
 }

@@ -199,7 +199,8 @@ class World:
                 assert not rows, "a paused queue handed out messages"
             else:
                 until = self.now() + self.model.queues[queue].lease
-                self.model.claimed(tx, queue, rows, limit, self.now() if rows else before, until)
+                now = self.now() if rows else before
+                self.model.claimed(tx, queue, rows, limit=limit, now=now, until=until)
             return rows
 
     def ack(self, k: int, lease: int, positions: list[int] | None = None) -> None:

@@ -1,0 +1,275 @@
+"""Proof that the tests can fail: with one safeguard taken out of the SQL, the race it guards against is lost.
+
+A mutation replaces an exact piece of a file of the core, which must occur in it as often as stated, and runs the
+changed file over a fresh database. The same races pass over the unchanged core in tests/property/test_races.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from bartleby import dev
+from tests.clock import move_clock
+from tests.property import races, segment_races
+from tests.property.schedules import run_schedule
+from tests.property.sessions import Sessions
+from tests.property.world import Lab, close_lab, open_lab
+
+CORE = Path(dev.__file__).parent / "sql"
+ENOUGH_SCHEDULES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """What is taken out of which file, and the race that is then lost."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    lost: Callable[[Sessions], None]
+    times: int = 1
+
+    def apply(self, dsn: str) -> None:
+        text = (CORE / self.file).read_text()
+        assert text.count(self.old) == self.times, f"{self.file} no longer has this {self.times} times: {self.old}"
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute(b"set check_function_bodies = off")
+            conn.execute(text.replace(self.old, self.new).encode())
+
+
+LOCK = """  execute format('lock table bartleby.log_%s in access exclusive mode', p_slot);
+"""
+CARRY = """  perform bartleby.carry_over(p_slot, 2000);
+"""
+RECHECK = """  if exists (select from bartleby.stragglers(p_slot, 1)) then
+    return format('%s is in use', p_slot);
+  end if;
+"""
+CLAIM_LOCK = """  perform pg_advisory_xact_lock(v_queue.lock_key);
+"""
+CLAIM_READ = """  select * into v_reader from bartleby.lease l where l.id >= v_floor and l.id < v_floor + 1099511627776
+  order by l.id desc limit 1;
+"""
+CLAIM_BETWEEN = """  v_now := bartleby.clock();
+  v_until := v_now + coalesce(p_lease, v_queue.lease);
+  v_floor := bartleby.lease_floor(v_queue.id);
+"""
+
+MUTATIONS = [
+    Mutation(
+        "holes are forgotten",
+        "holes.sql",
+        """  v_new.young := nullif(coalesce(v_new.young, '{}')
+    + (int8multirange(int8range(p_reader.upper + 1, v_new.upper + 1)) - v_got), '{}');""",
+        "  v_new.young := null;",
+        races.a_hole_is_delivered_when_its_sender_commits,
+    ),
+    Mutation(
+        "a cut probe buries",
+        "holes.sql",
+        "coalesce(max(t.passed_rows), 0) < p_limit and count(*) >= coalesce(max(t.passed_rows), 0),",
+        "true,",
+        races.a_probe_cut_by_its_limit_buries_nothing,
+    ),
+    Mutation(
+        "burial looks at a later snapshot than the probe",
+        "holes.sql",
+        "bartleby.running(p_probe.snapshot, not p_fresh)",
+        "bartleby.running(pg_current_snapshot(), not p_fresh)",
+        races.a_commit_between_probe_and_burial_is_not_missed,
+    ),
+    Mutation(
+        "the bound of owners is the snapshot's xmax",
+        "holes.sql",
+        "select bartleby.running(p_snapshot, true) *",
+        "select bartleby.running(p_snapshot, false) *",
+        races.an_owner_above_the_snapshots_xmax_is_waited_for,
+    ),
+    Mutation(
+        "holes put aside are forgotten",
+        "holes.sql",
+        "v_new.parked := coalesce(v_new.parked, '{}') + v_new.owners;",
+        "null;",
+        races.holes_put_aside_come_back_when_their_sender_commits,
+    ),
+    Mutation(
+        "a sender draws its position before it has an xid",
+        "send.sql",
+        "  v_xid := pg_current_xact_id()::text;\n",
+        "  v_xid := 0;\n",
+        races.a_sender_has_its_xid_before_its_position,
+    ),
+    Mutation(
+        "a bulk sender draws its positions before it has an xid",
+        "send.sql",
+        "  perform pg_current_xact_id();\n",
+        "",
+        races.a_bulk_sender_has_its_xid_before_its_positions,
+    ),
+    Mutation(
+        "a delayed send looks at the clock before it has an xid",
+        "send.sql",
+        "  v_xid := pg_current_xact_id()::text;\n  v_now := bartleby.clock();\n",
+        "  v_now := bartleby.clock();\n  v_xid := pg_current_xact_id()::text;\n",
+        races.a_delayed_send_slower_than_a_claim_is_found,
+    ),
+    Mutation(
+        "anybody may settle a lease",
+        "settle.sql",
+        "and l.pending @> p_positions ",
+        "",
+        races.a_zombie_changes_nothing,
+    ),
+    Mutation(
+        "anybody may settle a lease that another is settling",
+        "settle.sql",
+        "and l.pending @> p_positions ",
+        "",
+        races.of_two_who_settle_at_once_one_is_refused,
+    ),
+    Mutation(
+        "the reader's state is read before its lock",
+        "claim.sql",
+        CLAIM_LOCK + CLAIM_BETWEEN + CLAIM_READ,
+        CLAIM_BETWEEN + CLAIM_READ + CLAIM_LOCK,
+        races.a_claim_reads_the_state_under_its_lock,
+    ),
+    Mutation(
+        "any isolation will do",
+        "claim.sql",
+        "if current_setting('transaction_isolation') <> 'read committed' then",
+        "if false then",
+        races.a_claim_under_repeatable_read_is_refused,
+    ),
+    Mutation(
+        "a lapsed batch charges",
+        "reap.sql",
+        "if v_lease.solo and not v_by_server then",
+        "if not v_by_server then",
+        races.a_lapsed_batch_charges_nobody_and_comes_back_one_by_one,
+    ),
+    Mutation(
+        "a lapsed batch comes back as a batch",
+        "reap.sql",
+        "case when not v_by_server then true end",
+        "null",
+        races.a_lapsed_batch_charges_nobody_and_comes_back_one_by_one,
+    ),
+    Mutation(
+        "a suspect is never charged",
+        "reap.sql",
+        "if v_lease.solo and not v_by_server then",
+        "if false then",
+        races.a_suspect_that_lapses_alone_is_charged,
+    ),
+    Mutation(
+        "a crash of the server charges",
+        "reap.sql",
+        "if v_lease.solo and not v_by_server then",
+        "if v_lease.solo then",
+        races.a_crash_of_the_server_charges_nobody,
+    ),
+    Mutation(
+        "late commits are not remembered",
+        "due.sql",
+        "v_late := v_late + bartleby.running_below_me(v_snapshot);",
+        "null;",
+        races.a_release_that_commits_behind_the_mark_is_found,
+    ),
+    Mutation(
+        "late commits of two phases are not remembered",
+        "due.sql",
+        "v_late := v_late + bartleby.running_below_me(v_snapshot);",
+        "null;",
+        races.a_delayed_send_that_commits_behind_the_mark_is_found,
+    ),
+    Mutation(
+        "stragglers are not carried over",
+        "segments.sql",
+        CARRY + RECHECK,
+        "",
+        segment_races.stragglers_are_carried_over,
+    ),
+    Mutation(
+        "what is settled is decided before the lock",
+        "segments.sql",
+        LOCK + CARRY + RECHECK,
+        CARRY + RECHECK + LOCK,
+        segment_races.what_commits_while_the_turn_waits_is_carried_over,
+    ),
+    Mutation(
+        "holes put aside count as settled",
+        "segments.sql",
+        "from bartleby.hole h where h.queue = p_queue",
+        "from bartleby.hole h where false",
+        segment_races.holes_and_holes_put_aside_are_carried_over,
+    ),
+    Mutation(
+        "holes count as settled",
+        "segments.sql",
+        "select unnest(coalesce(r.holes, '{}') + coalesce(r.young, '{}')) from reader r",
+        "select unnest('{}'::int8multirange) from reader r",
+        segment_races.holes_and_holes_put_aside_are_carried_over,
+    ),
+    Mutation(
+        "leased messages count as settled",
+        "segments.sql",
+        "and l.id < bartleby.lease_floor(p_queue + 1) and not isempty(l.pending)\n$$",
+        "and false\n$$",
+        segment_races.stragglers_are_carried_over,
+    ),
+    Mutation(
+        "what lives can be replayed",
+        "dead_letters.sql",
+        "where l.message_id = any (p_ids) and l.status = 'dead'\n",
+        "where l.message_id = any (p_ids)\n",
+        races.of_two_who_replay_at_once_one_does,
+    ),
+    Mutation(
+        "a key is taken over before its time",
+        "send.sql",
+        "    where u.until <= v_now;\n",
+        "    ;\n",
+        races.of_two_who_send_a_key_at_once_one_does,
+    ),
+]
+
+FOUND_BY_CHANCE = [
+    "holes are forgotten",
+    "a cut probe buries",
+    "anybody may settle a lease",
+    "a lapsed batch comes back as a batch",
+    "late commits are not remembered",
+    "stragglers are not carried over",
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "_"))
+def test_without_its_safeguard_the_race_is_lost(dsn: str, mutation: Mutation) -> None:
+    assert mutation.lost in [*races.RACES, *segment_races.SEGMENT_RACES]
+    mutation.apply(dsn)
+    with Sessions(dsn) as sessions, pytest.raises((AssertionError, pytest.fail.Exception)):
+        mutation.lost(sessions)
+
+
+@pytest.mark.parametrize("name", FOUND_BY_CHANCE, ids=lambda name: name.replace(" ", "_"))
+def test_without_its_safeguard_a_random_schedule_fails(dsn: str, name: str) -> None:
+    (mutation,) = [mutation for mutation in MUTATIONS if mutation.name == name]
+    mutation.apply(dsn)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        move_clock(conn)
+    lab = open_lab(dsn, 4)
+    try:
+        with pytest.raises(AssertionError):
+            run_schedules(lab)
+    finally:
+        close_lab(lab)
+
+
+def run_schedules(lab: Lab) -> None:
+    for seed in range(ENOUGH_SCHEDULES):
+        run_schedule(lab, seed)

@@ -1,0 +1,6 @@
+"""Plain modules whose assertions explain themselves like a test's."""
+
+import pytest
+
+for _name in ("model", "races", "segment_races", "sessions", "world"):
+    pytest.register_assert_rewrite(f"tests.property.{_name}")

@@ -1,0 +1,346 @@
+"""Races in real sessions, step by step, each a function that fails if its safeguard is missing.
+
+The tests run them as they are; the mutation tests take a safeguard out and expect the same function to fail.
+"""
+
+from collections.abc import Callable
+
+from psycopg.types.json import Jsonb
+
+from tests.property.sessions import (
+    Background,
+    Sessions,
+    claim,
+    drain,
+    gate_big,
+    gate_clock,
+    gate_ranges,
+    gated,
+    open_gate,
+    payloads,
+    send,
+    sqlstate,
+)
+
+# Holes
+
+
+def a_hole_is_delivered_when_its_sender_commits(s: Sessions) -> None:
+    slow = s.begin()
+    send(slow, 1)
+    send(s.main, 2)
+    assert payloads(s.main) == [2]
+    slow.commit()
+    assert drain(s.main) == [1]
+
+
+def a_hole_survives_many_claims_while_its_sender_is_open(s: Sessions) -> None:
+    slow = s.begin()
+    send(slow, 1)
+    for number in range(2, 8):
+        send(s.main, number)
+        assert payloads(s.main) == [number]
+    slow.commit()
+    assert drain(s.main) == [1]
+
+
+def an_owner_above_the_snapshots_xmax_is_waited_for(s: Sessions) -> None:
+    claimer, slow = s.begin(), s.begin()
+    claimer.execute("select pg_current_xact_id()")
+    send(slow, 1)
+    send(claimer, 2)
+    assert payloads(claimer) == [2]
+    claimer.commit()
+    assert payloads(s.main) == []
+    assert payloads(s.main) == []
+    slow.commit()
+    assert drain(s.main) == [1]
+
+
+def a_probe_cut_by_its_limit_buries_nothing(s: Sessions) -> None:
+    slow = s.begin()
+    send(slow, 1, 2, 3, 4, 5)
+    send(s.main, 6)
+    assert payloads(s.main) == [6]
+    assert payloads(s.main) == []
+    slow.commit()
+    assert payloads(s.main, 2) == [1, 2]
+    assert payloads(s.main, 2) == [3, 4]
+    assert drain(s.main) == [5]
+
+
+def a_commit_between_probe_and_burial_is_not_missed(s: Sessions) -> None:
+    slow = s.begin()
+    send(slow, 1)
+    send(s.main, 2)
+    assert payloads(s.main) == [2]
+    assert payloads(s.main) == []
+    keeper, reader = gate_ranges(s), gated(s)
+    with Background(lambda: payloads(reader)) as claiming:
+        s.wait_until_it_waits(reader)
+        slow.commit()
+        open_gate(keeper)
+        got = claiming.join()
+    assert got + drain(s.main) == [1]
+
+
+def a_sender_has_its_xid_before_its_position(s: Sessions) -> None:
+    # Sequences write ahead 32 values, and take an xid when they do: let them have done so.
+    send(s.main, 0, 0, 0)
+    drain(s.main)
+    keeper, sender = gate_big(s), gated(s)
+    with Background(lambda: send(sender, 1)) as sending:
+        s.wait_until_it_waits(sender)
+        send(s.main, 2)
+        assert payloads(s.main) == [2]
+        assert payloads(s.main) == []
+        assert payloads(s.main) == []
+        open_gate(keeper)
+        sending.join()
+    assert drain(s.main) == [1]
+
+
+def a_bulk_sender_has_its_xid_before_its_positions(s: Sessions) -> None:
+    send(s.main, 0, 0, 0)
+    drain(s.main)
+    keeper, sender = gate_big(s), gated(s)
+    query = """select bartleby.send_many('q', '[{"payload": 1}]')"""
+    with Background(lambda: sender.execute(query)) as sending:
+        s.wait_until_it_waits(sender)
+        send(s.main, 2)
+        assert payloads(s.main) == [2]
+        assert payloads(s.main) == []
+        assert payloads(s.main) == []
+        open_gate(keeper)
+        sending.join()
+    assert drain(s.main) == [1]
+
+
+def holes_put_aside_come_back_when_their_sender_commits(s: Sessions) -> None:
+    slow = s.begin()
+    send(slow, 1, 2)
+    send(s.main, 3)
+    assert payloads(s.main) == [3]
+    assert payloads(s.main) == []
+    s.clock.advance(5)
+    assert payloads(s.main) == []
+    assert s.main.execute("select from bartleby.hole").rowcount == 1, "they were not put aside"
+    send(s.main, 4)
+    assert payloads(s.main) == [4]
+    slow.commit()
+    assert drain(s.main) == [1, 2]
+
+
+def a_prepared_sender_holds_back_only_its_own(s: Sessions) -> None:
+    slow = s.begin()
+    send(slow, 1)
+    slow.execute("prepare transaction 'slow'")
+    for number in (2, 3, 4):
+        send(s.main, number)
+        assert payloads(s.main) == [number]
+        s.clock.advance(2)
+    s.main.execute("commit prepared 'slow'")
+    assert drain(s.main) == [1]
+
+
+# Leases
+
+
+def a_zombie_changes_nothing(s: Sessions) -> None:
+    send(s.main, 1)
+    ((old, position, *_),) = claim(s.main)
+    s.clock.advance(61)
+    s.main.execute("select bartleby.reap()")
+    ((new, *_),) = claim(s.main)
+    for verb in ("ack(%s, %s)", "release(%s, %s)"):
+        query = f"select bartleby.{verb}".encode()
+        assert sqlstate(lambda query=query: s.main.execute(query, [old, [position]])) == "ZB006"  # type: ignore[misc]
+    failure = Jsonb([{"position": position}])
+    assert sqlstate(lambda: s.main.execute("select bartleby.fail(%s, %s)", [old, failure])) == "ZB006"
+    assert s.main.execute("select state from bartleby.messages").fetchall() == [("leased",)]
+    assert s.main.execute("select bartleby.ack(%s)", [new]).fetchone() == (1,)
+
+
+def of_two_who_settle_at_once_one_is_refused(s: Sessions) -> None:
+    send(s.main, 1)
+    ((lease, position, *_),) = claim(s.main)
+    first, second = s.begin(), s.open()
+    first.execute("select bartleby.ack(%s, %s)", [lease, [position]])
+    query = "select bartleby.release(%s, %s)"
+    with Background(lambda: sqlstate(lambda: second.execute(query, [lease, [position]]))) as settling:
+        s.wait_until_it_waits(second)
+        first.commit()
+        assert settling.join() == "ZB006"
+    assert s.main.execute("select from bartleby.messages").rowcount == 0
+
+
+def a_claim_reads_the_state_under_its_lock(s: Sessions) -> None:
+    send(s.main, 1, 2)
+    first, second = s.begin(), s.open()
+    assert [row[2] for row in claim(first, 1)] == [1]
+    with Background(lambda: claim(second, 1)) as claiming:
+        s.wait_until_it_waits(second)
+        first.commit()
+        assert [row[2] for row in claiming.join()] == [2]
+
+
+def a_claim_under_repeatable_read_is_refused(s: Sessions) -> None:
+    other = s.begin("isolation level repeatable read")
+    assert sqlstate(lambda: claim(other)) == "ZB007"
+
+
+def a_lapsed_batch_charges_nobody_and_comes_back_one_by_one(s: Sessions) -> None:
+    send(s.main, 1, 2, 3)
+    assert len(claim(s.main)) == 3
+    s.clock.advance(61)
+    assert s.main.execute("select outcome, messages from bartleby.reap()").fetchall() == [("released", 3)]
+    leases = [[row[2:] for row in claim(s.main)] for _ in range(4)]
+    assert leases == [[(1, 1, True)], [(2, 1, True)], [(3, 1, True)], []]
+
+
+def a_suspect_that_lapses_alone_is_charged(s: Sessions) -> None:
+    s.main.execute("select bartleby.configure_queue('q', '{\"crash_budget\": 2}')")
+    send(s.main, 1)
+    attempts = []
+    for _ in range(3):
+        ((_, _, _, attempt, _),) = claim(s.main)
+        attempts.append(attempt)
+        s.clock.advance(61)
+        s.main.execute("select bartleby.reap()")
+    assert attempts == [1, 1, 2]
+    assert s.main.execute("select reason, attempts from bartleby.dead_letters").fetchall() == [("crashed", 2)]
+
+
+def a_crash_of_the_server_charges_nobody(s: Sessions) -> None:
+    send(s.main, 1)
+    assert len(claim(s.main)) == 1
+    s.clock.advance(61)
+    s.main.execute("select bartleby.reap()")
+    for _ in range(2):
+        ((lease, _, _, attempt, solo),) = claim(s.main)
+        assert (attempt, solo) == (1, True)
+        s.main.execute("update bartleby.lease set granted_at = '2000-01-01' where id = %s", [lease])
+        s.clock.advance(61)
+        assert s.main.execute("select outcome from bartleby.reap()").fetchall() == [("released",)]
+    assert s.main.execute("select from bartleby.attempts").rowcount == 0
+
+
+# Deferred
+
+
+def a_release_that_commits_behind_the_mark_is_found(s: Sessions) -> None:
+    send(s.main, 1, 2)
+    ((first, *_),) = claim(s.main, 1)
+    ((second, *_),) = claim(s.main, 1)
+    slow = s.begin()
+    slow.execute("select bartleby.release(%s)", [first])
+    s.main.execute("select bartleby.release(%s)", [second])
+    assert payloads(s.main) == [2]
+    slow.commit()
+    assert drain(s.main) == [1]
+
+
+def a_delayed_send_that_commits_behind_the_mark_is_found(s: Sessions) -> None:
+    slow = s.begin()
+    slow.execute("select bartleby.send('q', '1', p_delay => '1 second')")
+    s.main.execute("select bartleby.send('q', '2', p_delay => '2 seconds')")
+    s.clock.advance(3)
+    assert payloads(s.main) == [2]
+    slow.execute("prepare transaction 'late'")
+    assert payloads(s.main) == []
+    s.main.execute("commit prepared 'late'")
+    assert drain(s.main) == [1]
+
+
+def a_reaper_slower_than_a_claim_hides_nothing(s: Sessions) -> None:
+    send(s.main, 1, 2)
+    claim(s.main, 1)
+    s.clock.advance(61)
+    ((second, *_),) = claim(s.main, 1)
+    keeper, reaper = gate_clock(s), gated(s)
+    with Background(lambda: reaper.execute("select bartleby.reap()")) as reaping:
+        s.wait_until_it_waits(reaper)
+        s.main.execute("select bartleby.release(%s)", [second])
+        assert payloads(s.main) == [2]
+        open_gate(keeper)
+        reaping.join()
+    assert drain(s.main) == [1]
+
+
+def a_delayed_send_slower_than_a_claim_is_found(s: Sessions) -> None:
+    s.main.execute("select bartleby.send('q', '2', p_delay => '2 seconds')")
+    keeper, sender = gate_clock(s), gated(s)
+    with Background(lambda: sender.execute("select bartleby.send('q', '1', p_delay => '1 second')")) as sending:
+        s.wait_until_it_waits(sender)
+        s.clock.advance(3)
+        assert payloads(s.main) == [2]
+        open_gate(keeper)
+        sending.join()
+    assert drain(s.main) == [1]
+
+
+def an_open_sender_of_a_key_does_not_stop_the_reaper(s: Sessions) -> None:
+    query = "select bartleby.send('q', '1', p_key => 'k', p_unique_for => '10 seconds')"
+    s.main.execute(query)
+    slow = s.begin()
+    slow.execute(query)
+    assert len(claim(s.main)) == 1
+    s.clock.advance(61)
+    s.main.execute("set lock_timeout = '1s'")
+    assert s.main.execute("select outcome from bartleby.reap()").fetchall() == [("released",)]
+
+
+# Dead letters
+
+
+def of_two_who_replay_at_once_one_does(s: Sessions) -> None:
+    send(s.main, 1)
+    ((lease, position, *_),) = claim(s.main)
+    s.main.execute("select bartleby.reject(%s, %s, 'unacceptable')", [lease, position])
+    ((dead,),) = s.main.execute("select message_id from bartleby.dead_letters").fetchall()
+    first, second = s.begin(), s.open()
+    query = "select bartleby.replay(%s, 'me', 'fixed')"
+    assert first.execute(query, [[dead]]).fetchall() == [(dead,)]
+    with Background(lambda: second.execute(query, [[dead]]).fetchall()) as replaying:
+        s.wait_until_it_waits(second)
+        first.commit()
+        assert replaying.join() == []
+    assert drain(s.main) == [1]
+
+
+def of_two_who_send_a_key_at_once_one_does(s: Sessions) -> None:
+    first, second = s.begin(), s.open()
+    query = "select bartleby.send('q', '1', p_key => 'k', p_unique_for => '10 seconds')"
+    ((sent,),) = first.execute(query).fetchall()
+    with Background(lambda: second.execute(query).fetchall()) as sending:
+        s.wait_until_it_waits(second)
+        first.commit()
+        assert sending.join() == [(sent,)]
+    assert drain(s.main) == [1]
+
+
+RACES: list[Callable[[Sessions], None]] = [
+    a_hole_is_delivered_when_its_sender_commits,
+    a_hole_survives_many_claims_while_its_sender_is_open,
+    an_owner_above_the_snapshots_xmax_is_waited_for,
+    a_probe_cut_by_its_limit_buries_nothing,
+    a_commit_between_probe_and_burial_is_not_missed,
+    a_sender_has_its_xid_before_its_position,
+    a_bulk_sender_has_its_xid_before_its_positions,
+    holes_put_aside_come_back_when_their_sender_commits,
+    a_prepared_sender_holds_back_only_its_own,
+    a_zombie_changes_nothing,
+    of_two_who_settle_at_once_one_is_refused,
+    a_claim_reads_the_state_under_its_lock,
+    a_claim_under_repeatable_read_is_refused,
+    a_lapsed_batch_charges_nobody_and_comes_back_one_by_one,
+    a_suspect_that_lapses_alone_is_charged,
+    a_crash_of_the_server_charges_nobody,
+    a_release_that_commits_behind_the_mark_is_found,
+    a_delayed_send_that_commits_behind_the_mark_is_found,
+    a_reaper_slower_than_a_claim_hides_nothing,
+    a_delayed_send_slower_than_a_claim_is_found,
+    an_open_sender_of_a_key_does_not_stop_the_reaper,
+    of_two_who_replay_at_once_one_does,
+    of_two_who_send_a_key_at_once_one_does,
+]

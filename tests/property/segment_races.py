@@ -1,0 +1,124 @@
+"""Races with the ring of segments: a turn truncates, and truncation asks no snapshot."""
+
+from collections.abc import Callable
+from typing import LiteralString
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from tests.property.sessions import Background, Sessions, claim, drain, fill, payloads, send, turn
+
+
+def stragglers_are_carried_over(s: Sessions) -> None:
+    fill(s.main)
+    send(s.main, 1, 2, 3)
+    ((lease, position, *_),) = claim(s.main, 1)
+    turn(s.main)
+    answer = s.main.execute("select verdict from bartleby.fail(%s, %s)", [lease, Jsonb([{"position": position}])])
+    assert answer.fetchall() == [("retry",)]
+    assert sorted(drain(s.main)) == [1, 2, 3]
+
+
+def what_commits_while_the_turn_waits_is_carried_over(s: Sessions) -> None:
+    s.main.execute("alter function bartleby.clear_segment(smallint) set lock_timeout = '10s'")
+    fill(s.main)
+    slow, turner = s.begin(), s.open()
+    send(slow, 1)
+    with Background(lambda: turn(turner)) as turning:
+        s.wait_until_it_waits(turner)
+        slow.commit()
+        turning.join()
+    assert drain(s.main) == [1]
+
+
+def holes_and_holes_put_aside_are_carried_over(s: Sessions) -> None:
+    fill(s.main)
+    slow, slower = s.begin(), s.begin()
+    send(slow, 1)
+    send(s.main, 2)
+    assert payloads(s.main) == [2]
+    assert payloads(s.main) == []
+    s.clock.advance(5)
+    assert payloads(s.main) == []
+    send(slower, 3)
+    send(s.main, 4)
+    assert payloads(s.main) == [4]
+    slow.commit()
+    slower.commit()
+    turn(s.main)
+    assert sorted(drain(s.main)) == [1, 3]
+
+
+def a_turn_with_an_old_snapshot_loses_nothing(s: Sessions) -> None:
+    fill(s.main)
+    turner = s.begin("isolation level repeatable read")
+    turner.execute("select 1 from bartleby.queue")
+    send(s.main, 1)
+    try:
+        turner.execute("select bartleby.turn(0)")
+        turner.commit()
+    except psycopg.Error:
+        turner.rollback()
+    assert drain(s.main) == [1]
+
+
+def a_failure_with_an_old_snapshot_loses_nothing(s: Sessions) -> None:
+    _settle_with_an_old_snapshot(s, "select bartleby.fail(%s, jsonb_build_array(jsonb_build_object('position', %s)))")
+
+
+def a_release_with_an_old_snapshot_loses_nothing(s: Sessions) -> None:
+    _settle_with_an_old_snapshot(s, "select bartleby.release(%s, array[%s::bigint])")
+
+
+def _settle_with_an_old_snapshot(s: Sessions, query: LiteralString) -> None:
+    fill(s.main)
+    send(s.main, 1)
+    ((lease, position, *_),) = claim(s.main)
+    worker = s.begin("isolation level repeatable read")
+    worker.execute("select 1 from bartleby.queue")
+    turn(s.main)
+    try:
+        worker.execute(query, [lease, position])
+        worker.commit()
+    except psycopg.Error:
+        worker.rollback()
+        s.main.execute("select bartleby.release(%s)", [lease])
+    assert drain(s.main) == [1]
+
+
+def a_reap_with_an_old_snapshot_loses_nothing(s: Sessions) -> None:
+    fill(s.main)
+    send(s.main, 1)
+    claim(s.main)
+    s.clock.advance(61)
+    reaper = s.begin("isolation level repeatable read")
+    reaper.execute("select 1 from bartleby.queue")
+    turn(s.main)
+    try:
+        reaper.execute("select bartleby.reap()")
+        reaper.commit()
+    except psycopg.Error:
+        reaper.rollback()
+    s.main.execute("select bartleby.reap()")
+    assert drain(s.main) == [1]
+
+
+def a_dump_that_began_before_a_turn_sees_every_message(s: Sessions) -> None:
+    fill(s.main)
+    send(s.main, 1, 2)
+    dump = s.begin("isolation level repeatable read read only")
+    dump.execute("select 1 from bartleby.queue")
+    turn(s.main)
+    assert dump.execute("select payload from bartleby.messages order by position").fetchall() == [(1,), (2,)]
+
+
+SEGMENT_RACES: list[Callable[[Sessions], None]] = [
+    stragglers_are_carried_over,
+    what_commits_while_the_turn_waits_is_carried_over,
+    holes_and_holes_put_aside_are_carried_over,
+    a_turn_with_an_old_snapshot_loses_nothing,
+    a_failure_with_an_old_snapshot_loses_nothing,
+    a_release_with_an_old_snapshot_loses_nothing,
+    a_reap_with_an_old_snapshot_loses_nothing,
+    a_dump_that_began_before_a_turn_sees_every_message,
+]

@@ -1,0 +1,190 @@
+"""Sessions of one database, and how to hold one of them at a certain point.
+
+A session that has to be held in the middle of a SQL function is held by a gate: a small function of Bartleby is
+replaced by one that first waits for an advisory lock, in sessions that ask for it.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, LiteralString, Self
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.clock import Clock, move_clock
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+GATE = 4711
+
+_FILLER: LiteralString = """
+    select bartleby.send_many('q', jsonb_agg(jsonb_build_object('payload', repeat('x', 500))))
+    from generate_series(1, 200)"""
+
+
+@dataclass(slots=True)
+class Sessions:
+    """Sessions to one database with a queue `q`: an autocommit one to look and to lead, and more on demand."""
+
+    dsn: str
+    opened: list[Connection] = field(default_factory=list)
+    main: Connection = field(init=False)
+    clock: Clock = field(init=False)
+
+    def __enter__(self) -> Self:
+        self.main = self.open()
+        self.clock = move_clock(self.main)
+        self.main.execute('select bartleby.create_queue(\'q\', \'{"backoff": "none", "lease": 60}\')')
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for conn in self.opened:
+            conn.close()
+
+    def open(self) -> Connection:
+        conn = psycopg.connect(self.dsn, autocommit=True)
+        self.opened.append(conn)
+        return conn
+
+    def begin(self, mode: LiteralString = "") -> Connection:
+        conn = self.open()
+        conn.execute(b"begin " + mode.encode())
+        return conn
+
+    def wait_until_it_waits(self, conn: Connection) -> None:
+        """Until that session waits for a lock: the race is then where we want it."""
+        deadline = time.monotonic() + 10
+        query = "select from pg_locks where pid = %s and not granted"
+        while not self.main.execute(query, [conn.info.backend_pid]).rowcount:
+            assert time.monotonic() < deadline, "it does not wait"
+            time.sleep(0.001)
+
+
+@dataclass(slots=True)
+class Background(AbstractContextManager["Background"]):
+    """A call in a thread, for it will wait."""
+
+    call: Callable[[], Any]
+    result: Any = None
+    error: BaseException | None = None
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self.call()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever joins
+            self.error = error
+
+    def join(self) -> Any:
+        self.thread.join(20)
+        assert not self.thread.is_alive(), "it still waits"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.thread.join(20)
+
+
+def send(conn: Connection, *payloads: int) -> None:
+    for payload in payloads:
+        conn.execute("select bartleby.send('q', %s)", [Jsonb(payload)])
+
+
+def claim(conn: Connection, limit: int = 10) -> list[Any]:
+    """Claim, and return (lease, position, payload, attempt, solo) of each message."""
+    query = "select lease_id, position, payload, attempt, solo from bartleby.claim('q', 'w', %s) order by position"
+    return conn.execute(query, [limit]).fetchall()
+
+
+def payloads(conn: Connection, limit: int = 10) -> list[int]:
+    """Claim and ack; return what was in it."""
+    rows = claim(conn, limit)
+    if rows:
+        conn.execute("select bartleby.ack(%s)", [rows[0][0]])
+    return [row[2] for row in rows]
+
+
+def drain(conn: Connection) -> list[int]:
+    got: list[int] = []
+    while some := payloads(conn):
+        got += some
+    return got
+
+
+def fill(conn: Connection) -> None:
+    """Make the current segment large enough to be left, with messages that are done."""
+    conn.execute(_FILLER)
+    while payloads(conn, 100):
+        pass
+
+
+def turn(conn: Connection) -> None:
+    answer = conn.execute("select bartleby.turn(0)").fetchone()
+    assert answer is not None
+    assert "emptied" in answer[0], answer[0]
+
+
+def sqlstate(call: Callable[[], object]) -> str | None:
+    with pytest.raises(psycopg.Error) as raised:
+        call()
+    return raised.value.sqlstate
+
+
+def gate_ranges(s: Sessions) -> Connection:
+    """Hold gated sessions between the probe of the log and the burial of holes; return who opens the gate."""
+    s.main.execute(
+        "create or replace function bartleby.ranges(p_positions bigint[]) returns int8multirange language plpgsql as $$"
+        " begin if current_setting('test.gate', true) = 'on' then perform pg_advisory_xact_lock(4711); end if;"
+        " return (select coalesce(range_agg(int8range(p, p + 1)), '{}') from unnest(p_positions) p); end $$"
+    )
+    return shut_gate(s)
+
+
+def gate_big(s: Sessions) -> Connection:
+    """Hold gated senders between the position they draw and the row they write; return who opens the gate."""
+    s.main.execute(
+        "create or replace function bartleby.big(p_payload jsonb) returns integer language plpgsql as $$"
+        " begin if current_setting('test.gate', true) = 'on' then perform pg_advisory_xact_lock(4711); end if;"
+        " return null; end $$"
+    )
+    return shut_gate(s)
+
+
+def gate_clock(s: Sessions) -> Connection:
+    """Hold gated sessions just after they looked at the clock; return who opens the gate."""
+    s.main.execute(
+        "create or replace function bartleby.clock() returns timestamptz language plpgsql as $$"
+        " declare v_now timestamptz := clock_timestamp() + (select shift from public.test_clock);"
+        " begin if current_setting('test.gate', true) = 'on' then perform pg_advisory_xact_lock(4711); end if;"
+        " return v_now; end $$"
+    )
+    return shut_gate(s)
+
+
+def shut_gate(s: Sessions) -> Connection:
+    keeper = s.open()
+    keeper.execute("select pg_advisory_lock(%s)", [GATE])
+    return keeper
+
+
+def open_gate(keeper: Connection) -> None:
+    keeper.execute("select pg_advisory_unlock(%s)", [GATE])
+
+
+def gated(s: Sessions) -> Connection:
+    conn = s.open()
+    conn.execute("set test.gate = 'on'")
+    return conn

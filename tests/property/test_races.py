@@ -1,0 +1,16 @@
+"""Races in two real sessions, each of which first proves that it is where it wants to be."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.property.races import RACES
+from tests.property.segment_races import SEGMENT_RACES
+from tests.property.sessions import Sessions
+
+
+@pytest.mark.parametrize("race", [*RACES, *SEGMENT_RACES], ids=lambda race: race.__name__)
+def test_race(dsn: str, race: Callable[[Sessions], None]) -> None:
+    with Sessions(dsn) as sessions:
+        race(sessions)
+        assert sessions.opened
