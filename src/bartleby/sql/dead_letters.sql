@@ -11,7 +11,7 @@ as $$
 #variable_conflict use_column
 declare
   v_queue bartleby.queue;
-  v_xid bigint := pg_current_xact_id()::text;
+  v_xid bigint := pg_current_xact_id()::text::bigint;
   v_now timestamptz := bartleby.clock();
   v_count bigint;
 begin

@@ -26,7 +26,7 @@ begin
     or num_nonnulls(p_headers, p_key, p_delay, p_max_attempts, p_generation, p_unique_for) > 0 then
     perform bartleby.check_message(v_queue, null, p_payload, p_headers, p_key, p_delay, p_max_attempts, p_unique_for);
   end if;
-  v_xid := pg_current_xact_id()::text;
+  v_xid := pg_current_xact_id()::text::bigint;
   v_now := bartleby.clock();
   v_id := nextval('bartleby.message_id');
   if p_unique_for is not null then
