@@ -109,8 +109,9 @@ begin
   if not p_force and (
     exists (select from bartleby.deferred d where d.queue = v_queue.id)
     or exists (select from bartleby.dead_letter d where d.queue = v_queue.id and d.status = 'dead')
-    or exists (select from bartleby.unsettled(v_queue.id) u
-      join bartleby.log m on m.queue = v_queue.id and m.position <@ u.positions)) then
+    or exists (select from bartleby.unsettled(v_queue.id) u, lateral (
+      select from bartleby.log m where m.queue = v_queue.id and m.position >= u.first and m.position <= u.last limit 1) m)
+  ) then
     raise exception 'queue % still has messages', p_queue using errcode = 'ZB009',
       hint = 'drop_queue(…, p_force => true) deletes them and their dead letters';
   end if;

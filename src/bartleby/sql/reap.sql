@@ -113,6 +113,20 @@ begin
 end $$;
 comment on function bartleby.look_back(bartleby.queue, timestamptz) is 'find deferred messages that the reader has passed by';
 
+create or replace function bartleby.open_leases(p_queue integer) returns table (id bigint, pending int8multirange)
+language sql stable rows 10 set enable_seqscan = off set enable_bitmapscan = off
+as $$
+  with sweep as materialized (
+    select s.upto, s.open from bartleby.sweep s where s.queue = p_queue order by s.id desc limit 1)
+  select l.id, l.pending from bartleby.lease l
+  where l.id > coalesce((select s.upto from sweep s), bartleby.lease_floor(p_queue))
+    and l.id < bartleby.lease_floor(p_queue + 1) and not isempty(l.pending)
+  union all
+  select l.id, l.pending from bartleby.lease l
+  where l.id = any (array(select o from sweep s, unnest(s.open) o where o <= s.upto)) and not isempty(l.pending)
+$$;
+comment on function bartleby.open_leases(integer) is 'the leases of a queue that hold messages';
+
 -- Holes get their owners from a claim that had no xid when it began. Where every claim is made inside a transaction that
 -- has written before, that never happens, and the list of holes would grow; so one queue at a time is served here.
 create or replace function bartleby.name_owners() returns void

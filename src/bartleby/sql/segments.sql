@@ -99,27 +99,28 @@ comment on function bartleby.carry_over(smallint, integer) is 'move unsettled me
 
 create or replace function bartleby.stragglers(p_slot smallint, p_limit bigint)
 returns table (queue integer, "position" bigint)
-language sql set enable_seqscan = off
+language sql set enable_seqscan = off set enable_bitmapscan = off
 as $$
-  select m.queue, m.position from bartleby.queue q, bartleby.unsettled(q.id) u, bartleby.log m
-  where m.slot = p_slot and m.queue = q.id and m.position >= lower(u.positions)
-    and (upper_inf(u.positions) or m.position < upper(u.positions))
+  select q.id, m.position from bartleby.queue q, bartleby.unsettled(q.id) u, lateral (
+    select l.position from bartleby.log l
+    where l.slot = p_slot and l.queue = q.id and l.position >= u.first and l.position <= u.last
+    order by l.position limit p_limit) m
   limit p_limit
 $$;
 comment on function bartleby.stragglers(smallint, bigint) is 'unsettled messages in a segment';
 
-create or replace function bartleby.unsettled(p_queue integer) returns table (positions int8range)
+create or replace function bartleby.unsettled(p_queue integer)
+returns table (first bigint, last bigint, leased boolean)
 language sql stable security definer rows 10 set search_path = pg_catalog, bartleby, pg_temp
 as $$
   with reader as materialized (select (bartleby.reader(p_queue)).*)
-  select int8range(r.upper + 1, null) from reader r
+  select r.upper + 1, 9223372036854775807, false from reader r
   union all
-  select unnest(coalesce(r.holes, '{}') + coalesce(r.young, '{}')) from reader r
+  select lower(h), upper(h) - 1, false from reader r, unnest(coalesce(r.holes, '{}') + coalesce(r.young, '{}')) h
   union all
-  select unnest(h.holes) from bartleby.hole h where h.queue = p_queue
+  select lower(p), upper(p) - 1, false from bartleby.hole h, unnest(h.holes) p where h.queue = p_queue
   union all
-  select unnest(l.pending) from bartleby.lease l
-  where l.id >= bartleby.lease_floor(p_queue) and l.id < bartleby.lease_floor(p_queue + 1) and not isempty(l.pending)
+  select lower(p), upper(p) - 1, true from bartleby.open_leases(p_queue) l, unnest(l.pending) p
 $$;
 comment on function bartleby.unsettled(integer) is 'where in the log messages of a queue may lie that are not yet settled';
 

@@ -15,14 +15,8 @@ as $$
     (select d.run_at from bartleby.deferred d where d.queue = q.id and (d.run_at, d.id) > (r.due_at, r.due_id)
       order by d.run_at, d.id limit 1)
   from bartleby.queue q, bartleby.reader(q.id) r, lateral (
-    select coalesce(sum(upper(p) - lower(p)), 0)::bigint as messages, count(distinct o.id) as leases from (
-      select i.id, i.pending from bartleby.lease i
-      where i.id > coalesce((select s.upto from bartleby.sweep s where s.queue = q.id order by s.id desc limit 1),
-        bartleby.lease_floor(q.id)) and i.id < bartleby.lease_floor(q.id + 1) and not isempty(i.pending)
-      union
-      select i.id, i.pending from bartleby.lease i
-      where i.id = any (array(select unnest(s.open) from bartleby.sweep s where s.queue = q.id)) and not isempty(i.pending)
-    ) o, unnest(o.pending) p) l
+    select coalesce(sum(bartleby.count_positions(o.pending)), 0)::bigint as messages, count(*) as leases
+    from bartleby.open_leases(q.id) o) l
 $$;
 comment on function bartleby.queue_stats() is 'how many messages of each queue are where';
 
@@ -35,14 +29,12 @@ from bartleby.queue q join bartleby.queue_stats() s on s.id = q.id;
 comment on view bartleby.queues is 'every queue: what is in it, and its policy';
 
 create or replace view bartleby.messages as
-select m.id as message_id, q.name as queue,
-  case when exists (select from bartleby.lease l where l.id >= bartleby.lease_floor(q.id)
-    and l.id < bartleby.lease_floor(q.id + 1) and l.pending @> m.position) then 'leased' else 'ready' end as state,
+select m.id as message_id, q.name as queue, case when u.leased then 'leased' else 'ready' end as state,
   m.position, coalesce(m.attempts, 0) as attempts, coalesce(m.crashes, 0) as crashes, coalesce(m.cycle, 1) as cycle,
   coalesce(m.solo, false) as solo, m.max_attempts, m.generation, m.key, m.headers, m.payload, m.created_at,
   null::timestamptz as run_at
 from bartleby.queue q, bartleby.unsettled(q.id) u, bartleby.log m
-where m.queue = q.id and m.position >= lower(u.positions) and (upper_inf(u.positions) or m.position < upper(u.positions))
+where m.queue = q.id and m.position >= u.first and m.position <= u.last
 union all
 select d.id, q.name, 'deferred', null, coalesce(d.attempts, 0), coalesce(d.crashes, 0), coalesce(d.cycle, 1),
   coalesce(d.solo, false), d.max_attempts, d.generation, d.key, d.headers, d.payload, d.created_at, d.run_at
