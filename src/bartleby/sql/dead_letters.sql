@@ -50,15 +50,6 @@ begin
     select d.retry_at, d.id, v_xid, d.created_at, v_queue.id, d.attempt, nullif(d.crashes, 0), d.max_attempts, d.cycle,
       d.big, nullif(p_outcome = 'crashed', false), d.generation, d.first_failed_at, d.key, d.headers, d.payload
     from decided d where d.reason is null
-  ), routed as (
-    insert into bartleby.log (position, id, created_at, queue, slot, big, generation, key, headers, payload)
-    select nextval(t.positions), nextval('bartleby.message_id'), v_now, t.id,
-      (select s.slot from bartleby.segment s where s.current), d.big, d.generation, d.key,
-      bartleby.rejection_headers(v_queue.name, d.id, d.reason, d.error_type, d.error, d.headers, v_now), d.payload
-    from decided d join bartleby.queue t
-      on t.name = case d.reason when 'unacceptable' then coalesce(v_queue.invalid_to, v_queue.dead_letter_to)
-        else v_queue.dead_letter_to end
-    where d.reason is not null
   ), buried as (
     insert into bartleby.dead_letter as l (message_id, queue, status, reason, created_at, first_failed_at, dead_at,
       attempts, crashes, cycle, max_attempts, generation, big, error_type, error, traceback, fingerprint, worker,
@@ -79,26 +70,56 @@ begin
   from decided d;
   get diagnostics v_count = row_count;
   perform bartleby.check_found(p_lease, v_count);
-  perform bartleby.wake(t) from bartleby.queue t
-  where t.name in (v_queue.name, v_queue.dead_letter_to, v_queue.invalid_to);
+  perform bartleby.wake(v_queue);
+  if num_nonnulls(v_queue.dead_letter_to, v_queue.invalid_to) > 0 then
+    perform bartleby.route(p_lease, v_queue, v_now);
+  end if;
 end $$;
 comment on function bartleby.decide(bartleby.lease, text, jsonb) is
   'apply the verdict on failures whose positions were taken out of a lease';
 
-create or replace function bartleby.rejection_headers(p_queue text, p_id bigint, p_reason text, p_error_type text,
-  p_error text, p_headers jsonb, p_now timestamptz) returns jsonb
+-- unacceptable goes to invalid_to, else to dead_letter_to; everything else to dead_letter_to
+create or replace function bartleby.route(p_lease bartleby.lease, p_queue bartleby.queue, p_dead_at timestamptz) returns void
+language plpgsql set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+as $$
+begin
+  insert into bartleby.log (position, id, created_at, queue, slot, big, generation, key, headers, payload)
+  select nextval(t.positions), nextval('bartleby.message_id'), p_dead_at, t.id,
+    (select s.slot from bartleby.segment s where s.current), d.big, d.generation, d.key,
+    bartleby.rejection_headers(p_queue.name, d), d.payload
+  from unnest(bartleby.message_ids(p_lease)) i
+  join bartleby.dead_letter d on d.message_id = i and d.status = 'dead' and d.dead_at = p_dead_at
+  join bartleby.queue t on t.name = case d.reason when 'unacceptable' then coalesce(p_queue.invalid_to, p_queue.dead_letter_to)
+    else p_queue.dead_letter_to end;
+  perform bartleby.wake(t) from bartleby.queue t where t.name in (p_queue.dead_letter_to, p_queue.invalid_to);
+end $$;
+comment on function bartleby.route(bartleby.lease, bartleby.queue, timestamptz) is
+  'send live copies of what just died to the queues that its policy names';
+
+create or replace function bartleby.rejection_headers(p_queue text, p_letter bartleby.dead_letter) returns jsonb
 language sql stable
 as $$
-  select coalesce(p_headers, '{}') || jsonb_strip_nulls(jsonb_build_object(
+  select coalesce(p_letter.headers, '{}') || jsonb_strip_nulls(jsonb_build_object(
     'original_queue', p_queue,
-    'original_message_id', p_id,
-    'original_type', p_headers ->> 'type',
-    'rejection_reason', case p_reason when 'unacceptable' then 'unacceptable' else 'delivery_error' end,
-    'rejection_timestamp', to_char(p_now at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-    'rejection_message', coalesce(nullif(concat_ws(': ', nullif(p_error_type, p_reason), left(p_error, 1000)), ''), p_reason)))
+    'original_message_id', p_letter.message_id,
+    'original_type', p_letter.headers ->> 'type',
+    'rejection_reason', case p_letter.reason when 'unacceptable' then 'unacceptable' else 'delivery_error' end,
+    'rejection_timestamp', to_char(p_letter.dead_at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+    'rejection_message', coalesce(nullif(concat_ws(': ',
+      case when p_letter.error_type not in ('delivery_error', 'unacceptable') then p_letter.error_type end,
+      left(p_letter.error, 1000)), ''), p_letter.reason)))
 $$;
-comment on function bartleby.rejection_headers(text, bigint, text, text, text, jsonb, timestamptz) is
+comment on function bartleby.rejection_headers(text, bartleby.dead_letter) is
   'headers of the copy of a dead letter that is routed to another queue';
+
+create or replace function bartleby.message_ids(p_lease bartleby.lease) returns bigint[]
+language sql stable
+as $$
+  select coalesce(array_agg(m.id order by m.id), '{}') from unnest(p_lease.pending) r, lateral (
+    select l.id from bartleby.log l where l.queue = p_lease.id >> 40 and l.position >= lower(r) and l.position < upper(r)
+    offset 0) m
+$$;
+comment on function bartleby.message_ids(bartleby.lease) is 'the messages that were taken out of a lease';
 
 create or replace function bartleby.past_cycle(p_letter bartleby.dead_letter) returns jsonb
 language sql stable
@@ -144,10 +165,7 @@ create or replace function bartleby.resolve(p_lease bartleby.lease) returns void
 language plpgsql set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-  v_ids bigint[] := array(
-    select m.id from unnest(p_lease.pending) r, lateral (
-      select l.id from bartleby.log l where l.queue = p_lease.id >> 40 and l.position >= lower(r) and l.position < upper(r)
-      offset 0) m);
+  v_ids bigint[] := bartleby.message_ids(p_lease);
 begin
   perform bartleby.check_found(p_lease, cardinality(v_ids));
   update bartleby.dead_letter l set status = 'resolved', resolved_at = bartleby.clock()

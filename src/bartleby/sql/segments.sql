@@ -78,7 +78,7 @@ $$;
 comment on function bartleby.oldest_snapshot_age() is 'how many transactions ago the oldest snapshot was taken';
 
 create or replace function bartleby.carry_over(p_slot smallint, p_limit integer) returns bigint
-language plpgsql
+language plpgsql set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_count bigint;
