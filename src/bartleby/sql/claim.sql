@@ -124,8 +124,13 @@ begin
     order by d.run_at, d.id limit 1)));
 end $$;
 comment on function bartleby.idle(text, interval) is
-  'say that a worker found nothing and will listen on channel bartleby_ID; returns how long it may sleep: until the '
+  'say that a worker found nothing and listens on the queue''s channel; returns how long it may sleep: until the '
   'next message is due, or only a moment while one is under way';
+
+create or replace function bartleby.channel(p_queue text) returns text
+language sql stable security definer set search_path = pg_catalog, bartleby, pg_temp
+as $$ select 'bartleby_' || (bartleby.find_queue(p_queue)).id $$;
+comment on function bartleby.channel(text) is 'the channel on which an idle worker of a queue listens';
 
 create or replace function bartleby.check_isolation() returns void
 language plpgsql stable

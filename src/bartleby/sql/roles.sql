@@ -28,7 +28,7 @@ revoke all on type bartleby.probe, bartleby.segment_size from public;
 do $$
 declare
   v_producer text[] := '{send,send_many,version}';
-  v_worker text[] := '{claim,extend,idle,ack,fail,reject,release,reap,turn,version,clock}';
+  v_worker text[] := '{claim,extend,idle,channel,ack,fail,reject,release,reap,turn,version,clock}';
   v_reader text[] := '{queue_stats,segments,unsettled,version,drift}';
   v_operator text[] := '{create_queue,configure_queue,drop_queue,pause_queue,resume_queue,replay}';
   v_grant record;
