@@ -9,20 +9,20 @@ Each verb is written once, in calls.py; here it becomes a method that runs the c
 """
 
 import functools
+import inspect
 import time
-from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import Any, Generic, LiteralString, ParamSpec, Self, TypeVar, overload
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, LiteralString, ParamSpec, Self, TypeVar, get_args, overload
 
 import psycopg
 from psycopg import IsolationLevel
 from psycopg.rows import tuple_row
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from bartleby import calls
 from bartleby.calls import Call, Row
 from bartleby.config import Settings
-from bartleby.errors import InvalidSettings, translated
+from bartleby.errors import InvalidSettings, NoConnection, translated
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,21 +39,27 @@ class Verb(Generic[P, T]):
 
     def __init__(self, make: Callable[P, Call[T]]) -> None:
         self._make = make
+        signature = inspect.signature(make)
+        answer: Any = get_args(signature.return_annotation)[0]
+        self._signature = signature.replace(return_annotation=answer)
+        self._async_signature = signature.replace(return_annotation=Coroutine[Any, Any, answer])
 
     @overload
     def __get__(self, runner: None, owner: type) -> Callable[P, Call[T]]: ...
     @overload
     def __get__(self, runner: "Runner", owner: type) -> Callable[P, T]: ...
     @overload
-    def __get__(self, runner: "AsyncRunner", owner: type) -> Callable[P, Awaitable[T]]: ...
+    def __get__(self, runner: "AsyncRunner", owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, runner: "Runner | AsyncRunner | None", owner: type) -> object:
         if runner is None:
             return self._make
 
         @functools.wraps(self._make)
-        def method(*args: P.args, **kwargs: P.kwargs) -> T | Awaitable[T]:
+        def method(*args: P.args, **kwargs: P.kwargs) -> T | Coroutine[Any, Any, T]:
             return runner.run(self._make(*args, **kwargs))
 
+        signature = self._signature if isinstance(runner, Runner) else self._async_signature
+        method.__signature__ = signature  # type: ignore[attr-defined] # for help() and editors
         return method
 
 
@@ -69,6 +75,7 @@ class Verbs:
     reject = Verb(calls.reject)
     release = Verb(calls.release)
     idle = Verb(calls.idle)
+    channel = Verb(calls.channel)
     reap = Verb(calls.reap)
     turn = Verb(calls.turn)
     replay = Verb(calls.replay)
@@ -116,27 +123,25 @@ class Client(Runner):
     def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
         self._settings = _required(dsn, settings)
         self._pool = ConnectionPool(
-            self._settings.dsn or "",
             connection_class=_Pooled,
-            kwargs={"autocommit": True},
-            min_size=0,
-            max_size=self._settings.max_connections,
-            timeout=self._settings.connect_timeout,
-            open=False,
             configure=_Pooled.configure,
             check=_Pooled.check,
             reset=_Pooled.reset,
+            **_pool_options(self._settings),
         )
 
     def run(self, call: Call[T]) -> T:
         """Run one call in a transaction of its own."""
         self._pool.open()
-        with translated(), self._pool.connection() as connection:
-            text = call.relaxed or call.text
-            if connection.isolation_level is None:
-                return call.parse(_rows(connection, text, call.parameters))
-            with connection.transaction():
-                return call.parse(_rows(connection, text, call.parameters))
+        try:
+            with translated(), self._pool.connection() as connection:
+                text = call.relaxed or call.text
+                if connection.isolation_level is None:
+                    return call.parse(_rows(connection, text, call.parameters))
+                with connection.transaction():
+                    return call.parse(_rows(connection, text, call.parameters))
+        except PoolTimeout:
+            raise self._no_connection() from None
 
     def behind_pooler(self) -> bool:
         """Return whether something like pgbouncer stands between this client and the server."""
@@ -148,6 +153,14 @@ class Client(Runner):
         """Return a client whose calls are part of the transaction of this psycopg connection."""
         return Runner(connection)
 
+    def _no_connection(self) -> NoConnection:
+        # The pool only knows that time is up; a connection of our own says why.
+        try:
+            psycopg.connect(self._settings.dsn or "", connect_timeout=2).close()
+        except psycopg.Error as error:
+            return NoConnection.because(error)
+        return NoConnection.all_in_use(self._settings.max_connections, self._settings.connect_timeout)
+
     def close(self) -> None:
         """Close all connections."""
         self._pool.close()
@@ -155,9 +168,7 @@ class Client(Runner):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -167,32 +178,38 @@ class AsyncClient(AsyncRunner):
     def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
         self._settings = _required(dsn, settings)
         self._pool = AsyncConnectionPool(
-            self._settings.dsn or "",
             connection_class=_AsyncPooled,
-            kwargs={"autocommit": True},
-            min_size=0,
-            max_size=self._settings.max_connections,
-            timeout=self._settings.connect_timeout,
-            open=False,
             configure=_AsyncPooled.configure,
             check=_AsyncPooled.check,
             reset=_AsyncPooled.reset,
+            **_pool_options(self._settings),
         )
 
     async def run(self, call: Call[T]) -> T:
         """Run one call in a transaction of its own."""
         await self._pool.open()
-        with translated():
-            async with self._pool.connection() as connection:
-                text = call.relaxed or call.text
-                if connection.isolation_level is None:
-                    return call.parse(await _async_rows(connection, text, call.parameters))
-                async with connection.transaction():
-                    return call.parse(await _async_rows(connection, text, call.parameters))
+        try:
+            with translated():
+                async with self._pool.connection() as connection:
+                    text = call.relaxed or call.text
+                    if connection.isolation_level is None:
+                        return call.parse(await _async_rows(connection, text, call.parameters))
+                    async with connection.transaction():
+                        return call.parse(await _async_rows(connection, text, call.parameters))
+        except PoolTimeout:
+            raise await self._no_connection() from None
 
     def using(self, connection: AsyncConnection) -> AsyncRunner:
         """Return a client whose calls are part of the transaction of this psycopg connection."""
         return AsyncRunner(connection)
+
+    async def _no_connection(self) -> NoConnection:
+        try:
+            connection = await psycopg.AsyncConnection.connect(self._settings.dsn or "", connect_timeout=2)
+        except psycopg.Error as error:
+            return NoConnection.because(error)
+        await connection.close()
+        return NoConnection.all_in_use(self._settings.max_connections, self._settings.connect_timeout)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -201,9 +218,7 @@ class AsyncClient(AsyncRunner):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -215,6 +230,11 @@ def _required(dsn: str | None, settings: Settings | None) -> Settings:
             hint="Client('postgresql://…'), or run `bartleby dev` and use the DSN it prints",
         )
     return settings
+
+
+def _pool_options(settings: Settings) -> dict[str, Any]:
+    sizes = {"min_size": 0, "max_size": settings.max_connections, "timeout": settings.connect_timeout}
+    return {"conninfo": settings.dsn, "kwargs": {"autocommit": True}, "open": False, **sizes}
 
 
 def _rows(connection: Connection, text: LiteralString, parameters: tuple[object, ...]) -> list[Row]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
 from bartleby.errors import InvalidSettings
 
 _MOST = 1000
@@ -63,7 +66,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _checked(name: str, value: object, source: str) -> object:
     match name:
         case "dsn":
-            return str(value)
+            return _connection_string(str(value), source)
         case "max_connections":
             number, expected = _number(value, int), "a whole number from 1 to 1000"
         case _:
@@ -71,6 +74,18 @@ def _checked(name: str, value: object, source: str) -> object:
     if number is None or not 0 < number <= _MOST:
         raise InvalidSettings(f"{name} in {source} is {value!r}; expected {expected}")
     return number
+
+
+def _connection_string(value: str, source: str) -> str:
+    try:
+        conninfo_to_dict(value)
+    except psycopg.Error:
+        # What libpq says about it may quote the password.
+        raise InvalidSettings(
+            f"dsn in {source} is not a connection string",
+            hint="postgresql://user:password@host:port/database, or host=… dbname=…",
+        ) from None
+    return value
 
 
 def _number(value: object, kind: type[int | float]) -> float | None:

@@ -13,6 +13,7 @@ BartlebyError
 ├── VersionMismatch         ZB010
 ├── NotInstalled
 ├── InvalidSettings
+├── NoConnection            also a psycopg.OperationalError
 ├── UndecodablePayload
 └── NoPostgres              (bartleby.dev)
 """
@@ -103,6 +104,24 @@ class InvalidSettings(BartlebyError):
     """A setting is unknown or its value cannot be used."""
 
 
+class NoConnection(BartlebyError, psycopg.OperationalError):
+    """No connection could be had in time: the server cannot be reached, or the client's connections are all in use."""
+
+    @classmethod
+    def because(cls, error: psycopg.Error) -> Self:
+        """Return this error for a server that cannot be reached."""
+        hint = "check the DSN, and that the server is running"
+        return cls(f"no connection to the database: {error}", hint=hint)
+
+    @classmethod
+    def all_in_use(cls, connections: int, seconds: float) -> Self:
+        """Return this error for a pool whose connections were all in use for so long."""
+        return cls(
+            f"no connection for {seconds:g} s: all {connections} of this client are in use",
+            hint="raise max_connections (BARTLEBY_MAX_CONNECTIONS), or look for calls that wait for a lock",
+        )
+
+
 class UndecodablePayload(BartlebyError):
     """A payload is valid in PostgreSQL and cannot be decoded in Python; its text is `Message.raw`."""
 
@@ -130,7 +149,7 @@ def translated() -> Iterator[None]:
         ours = BY_SQLSTATE.get(error.sqlstate or "")
         if ours is not None:
             raise ours.from_database(error) from error
-        if error.sqlstate in {"3F000", "42883"} and "bartleby" in str(error):
+        if error.sqlstate in {"3F000", "42883", "42P01"} and "bartleby" in str(error):
             raise NotInstalled(
                 f"this database has no schema of Bartleby, or an older one: {error.diag.message_primary}",
                 hint="run: bartleby install",
