@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Generic, LiteralString, TypeVar
 
+from bartleby.errors import InvalidMessage, InvalidPolicy
 from bartleby.message import (
     DeadLetter,
     Decision,
@@ -26,6 +27,7 @@ from bartleby.message import (
     XminHolder,
     checked_key,
     encode,
+    storable,
 )
 
 T = TypeVar("T")
@@ -33,14 +35,11 @@ Row = tuple[Any, ...]
 Duration = float | timedelta
 
 
+_RELAXED: LiteralString = " from (select set_config('synchronous_commit', 'off', true) offset 0) relaxed"
+
 _CLAIM: LiteralString = """
 select message_id, lease_id, position, attempt, payload::text, headers::text, key, generation, created_at, solo
 from bartleby.claim(%s, %s, %s::integer, make_interval(secs => %s::float8))"""
-
-_CLAIM_RELAXED: LiteralString = """
-select message_id, lease_id, position, attempt, payload::text, headers::text, key, generation, created_at, solo
-from (select set_config('synchronous_commit', 'off', true) offset 0) relaxed,
-  bartleby.claim(%s, %s, %s::integer, make_interval(secs => %s::float8))"""
 
 _DEAD_LETTERS: LiteralString = """
 select message_id, queue, status, reason, error_type, error, traceback, attempts, crashes, cycle, key, payload::text,
@@ -103,7 +102,7 @@ def send(
     return Call(
         "select bartleby.send(%s, %s::jsonb, %s::jsonb, %s, make_interval(secs => %s::float8),"
         " %s::integer, %s::bigint, make_interval(secs => %s::float8))",
-        (_text(queue), *encoded, *fields),
+        (storable(queue), *encoded, *fields),
         _value,
     )
 
@@ -115,7 +114,7 @@ def send_many(queue: str, messages: Sequence[Mapping[str, Any]]) -> Call[list[Me
     the error names its index and nothing is sent.
     """
     texts = [encode(_seconds_of(message), index=index) for index, message in enumerate(messages)]
-    parameters = (_text(queue), f"[{','.join(texts)}]")
+    parameters = (storable(queue), f"[{','.join(texts)}]")
     return Call("select bartleby.send_many(%s, %s::jsonb)", parameters, _column)
 
 
@@ -127,36 +126,25 @@ def claim(queue: str, worker: str, *, limit: int = 1, lease: Duration | None = N
             return None
         return Lease(LeaseId(rows[0][1]), tuple(Message(row[0], queue, *row[1:]) for row in rows))
 
-    return Call(_CLAIM, (_text(queue), _text(worker), limit, _seconds(lease)), parse, relaxed=_CLAIM_RELAXED)
+    relaxed = _CLAIM.replace("\nfrom", "\n" + _RELAXED + ",")
+    return Call(_CLAIM, (storable(queue), storable(worker), limit, _seconds(lease)), parse, relaxed=relaxed)
 
 
 def ack(lease_id: int, positions: Sequence[int] | None = None) -> Call[int]:
     """Settle these positions of a lease, or all that are left, as done; return how many."""
-    return Call(
-        "select bartleby.ack(%s::bigint, %s::bigint[])",
-        (lease_id, _list(positions)),
-        _value,
-        relaxed="select bartleby.ack(%s::bigint, %s::bigint[])"
-        " from (select set_config('synchronous_commit', 'off', true) offset 0) relaxed",
-    )
+    text: LiteralString = "select bartleby.ack(%s::bigint, %s::bigint[])"
+    return Call(text, (lease_id, _list(positions)), _value, relaxed=text + _RELAXED)
 
 
 def extend(lease_ids: Sequence[int], lease: Duration) -> Call[None]:
     """Let leases lapse `lease` from now on. If one is lost, nothing changes and LeaseLost names it."""
-    return Call(
-        "select bartleby.extend(%s::bigint[], make_interval(secs => %s::float8))",
-        (list(lease_ids), _seconds(lease)),
-        _nothing,
-        relaxed="select bartleby.extend(%s::bigint[], make_interval(secs => %s::float8))"
-        " from (select set_config('synchronous_commit', 'off', true) offset 0) relaxed",
-    )
+    text: LiteralString = "select bartleby.extend(%s::bigint[], make_interval(secs => %s::float8))"
+    return Call(text, (list(lease_ids), _seconds(lease)), _nothing, relaxed=text + _RELAXED)
 
 
 def fail(lease_id: int, failures: Sequence[Failure]) -> Call[list[Decision]]:
     """Report failed attempts of a lease; each message is retried later or dies, as the policy says."""
-    reports = [
-        {name: _storable(value) for name, value in asdict(failure).items() if value is not None} for failure in failures
-    ]
+    reports = [_known(asdict(failure)) for failure in failures]
     return Call(
         "select position, message_id, verdict, retry_at from bartleby.fail(%s::bigint, %s::jsonb)",
         (lease_id, encode(reports)),
@@ -168,36 +156,32 @@ def reject(lease_id: int, position: int, reason: str, description: str | None = 
     """Make a message a dead letter now; `reason` is delivery_error or unacceptable."""
     return Call(
         "select bartleby.reject(%s::bigint, %s::bigint, %s, %s)",
-        (lease_id, position, reason, description),
+        (lease_id, position, storable(reason), None if description is None else storable(description)),
         _nothing,
     )
 
 
 def release(lease_id: int, positions: Sequence[int] | None = None, *, delay: Duration = 0) -> Call[int]:
     """Give these positions of a lease back, or all that are left, at no charge; return how many."""
-    return Call(
-        "select bartleby.release(%s::bigint, %s::bigint[], make_interval(secs => %s::float8))",
-        (lease_id, _list(positions), _seconds(delay)),
-        _value,
-    )
+    text: LiteralString = "select bartleby.release(%s::bigint, %s::bigint[], make_interval(secs => %s::float8))"
+    return Call(text, (lease_id, _list(positions), _seconds(delay)), _value)
 
 
 def idle(queue: str, how_long: Duration) -> Call[timedelta]:
     """Say that a worker found nothing; return how long it may sleep unless it is notified."""
-    return Call(
-        "select bartleby.idle(%s, make_interval(secs => %s::float8))",
-        (_text(queue), _seconds(how_long)),
-        _value,
-    )
+    text: LiteralString = "select bartleby.idle(%s, make_interval(secs => %s::float8))"
+    return Call(text, (storable(queue), _seconds(how_long)), _value)
+
+
+def channel(queue: str) -> Call[str]:
+    """Return the channel on which an idle worker of a queue listens."""
+    return Call("select bartleby.channel(%s)", (storable(queue),), _value)
 
 
 def reap() -> Call[list[Reaped]]:
     """Take back lapsed leases. To be called every few seconds."""
-    return Call(
-        "select queue, lease_id, worker, messages, outcome from bartleby.reap()",
-        (),
-        lambda rows: [Reaped(*row) for row in rows],
-    )
+    text: LiteralString = "select queue, lease_id, worker, messages, outcome from bartleby.reap()"
+    return Call(text, (), lambda rows: [Reaped(*row) for row in rows])
 
 
 def turn() -> Call[str]:
@@ -207,32 +191,33 @@ def turn() -> Call[str]:
 
 def replay(message_ids: Sequence[int], *, actor: str, reason: str) -> Call[list[MessageId]]:
     """Let dead messages live again under their own ids; return those that were dead."""
-    return Call("select bartleby.replay(%s::bigint[], %s, %s)", (list(message_ids), actor, reason), _column)
+    parameters = (list(message_ids), storable(actor), storable(reason))
+    return Call("select bartleby.replay(%s::bigint[], %s, %s)", parameters, _column)
 
 
 def create_queue(queue: str, policy: Mapping[str, Any] | None = None) -> Call[None]:
     """Create a queue, or change the policy of the one there is."""
-    return Call("select bartleby.create_queue(%s, %s::jsonb)", (_text(queue), encode(policy or {})), _nothing)
+    return Call("select bartleby.create_queue(%s, %s::jsonb)", (storable(queue), _policy(policy or {})), _nothing)
 
 
 def configure_queue(queue: str, policy: Mapping[str, Any]) -> Call[None]:
     """Change the policy keys that are given."""
-    return Call("select bartleby.configure_queue(%s, %s::jsonb)", (_text(queue), encode(policy)), _nothing)
+    return Call("select bartleby.configure_queue(%s, %s::jsonb)", (storable(queue), _policy(policy)), _nothing)
 
 
 def drop_queue(queue: str, *, force: bool = False) -> Call[None]:
     """Remove an empty queue, or with `force` any queue."""
-    return Call("select bartleby.drop_queue(%s, %s)", (_text(queue), force), _nothing)
+    return Call("select bartleby.drop_queue(%s, %s)", (storable(queue), force), _nothing)
 
 
 def pause_queue(queue: str) -> Call[None]:
     """Hand out nothing until resumed; sending goes on."""
-    return Call("select bartleby.pause_queue(%s)", (_text(queue),), _nothing)
+    return Call("select bartleby.pause_queue(%s)", (storable(queue),), _nothing)
 
 
 def resume_queue(queue: str) -> Call[None]:
     """Hand out messages again."""
-    return Call("select bartleby.resume_queue(%s)", (_text(queue),), _nothing)
+    return Call("select bartleby.resume_queue(%s)", (storable(queue),), _nothing)
 
 
 def queues() -> Call[list[Queue]]:
@@ -247,6 +232,7 @@ def queues() -> Call[list[Queue]]:
 
 def dead_letters(queue: str | None = None, *, limit: int = 100) -> Call[list[DeadLetter]]:
     """Return the newest dead letters, of one queue or of all."""
+    queue = None if queue is None else storable(queue)
     return Call(_DEAD_LETTERS, (queue, queue, limit), lambda rows: [DeadLetter(*row) for row in rows])
 
 
@@ -288,6 +274,11 @@ def _nothing(_rows: Sequence[Row]) -> None:
     return None
 
 
+def _known(report: dict[str, Any]) -> dict[str, Any]:
+    known = {name: value for name, value in report.items() if value is not None}
+    return {name: storable(value) if isinstance(value, str) else value for name, value in known.items()}
+
+
 def _list(positions: Sequence[int] | None) -> list[int] | None:
     return None if positions is None else list(positions)
 
@@ -296,14 +287,14 @@ def _seconds(duration: Duration | None) -> float | None:
     return duration.total_seconds() if isinstance(duration, timedelta) else duration
 
 
-def _seconds_of(message: Mapping[str, Any]) -> dict[str, Any]:
+def _seconds_of(message: object) -> object:
+    if not isinstance(message, Mapping):
+        return message
     return {name: _seconds(value) if isinstance(value, timedelta) else value for name, value in message.items()}
 
 
-def _storable(value: object) -> object:
-    # A failure must be recorded whatever its text is made of: what PostgreSQL cannot store is replaced.
-    return value.encode(errors="replace").decode().replace("\0", "\ufffd") if isinstance(value, str) else value
-
-
-def _text(value: str) -> str:
-    return str(_storable(value))
+def _policy(policy: Mapping[str, Any]) -> str:
+    try:
+        return encode(policy)
+    except InvalidMessage as error:
+        raise InvalidPolicy(str(error).replace("message", "policy"), hint=error.hint) from None

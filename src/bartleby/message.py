@@ -201,8 +201,13 @@ def checked_key(key: str) -> str:
     return key
 
 
+def storable(text: str) -> str:
+    """Return a text with what PostgreSQL cannot store replaced: a failure must be recorded whatever it is made of."""
+    return str(text).encode(errors="replace").decode().replace("\0", "\ufffd")
+
+
 def decode(text: str) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the value of a JSON text; numbers keep every digit they had."""
+    """Return the value of a JSON text; integers keep every digit they had."""
     try:
         # orjson turns integers beyond 64 bits into floats
         return json.loads(text) if _LONG_NUMBER.search(text) else _fast_loads(text)
