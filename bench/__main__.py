@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import draining, failing, history, memory, pinned, report, sending, waking
+from bench import chart, draining, failing, history, memory, pinned, report, sending, waking
 from bench.lab import Findings, Lab
 
 SCENARIOS: dict[str, Callable[[Lab], Findings]] = {
@@ -37,6 +37,8 @@ def main() -> int:
             )
     if options.json:
         report.save(options.json, machine, found)
+    if options.chart:
+        options.chart.write_text(chart.draw(found))
     figures = [figure for findings in found.values() for figure in findings.figures]
     missed = [figure.name for figure in figures if figure.passed is False]
     print(f"\nmissed: {', '.join(missed)}" if missed else "\nevery bar is reached")

@@ -167,10 +167,10 @@ def install(server: dev.Server, name: str) -> None:
     subprocess.run([psql, *options], check=True, env=environment)
 
 
-def connect(dsn: str, *, durable: bool = True) -> Connection:
+def connect(dsn: str, *, durable: bool = True, settings: str = "") -> Connection:
     """A session in autocommit; one that is not durable does not wait for the disk."""
-    setting = "-c synchronous_commit=off" if not durable else "-c synchronous_commit=on"
-    return psycopg.connect(dsn, autocommit=True, options=setting, prepare_threshold=0)
+    options = f"-c synchronous_commit={'on' if durable else 'off'} {settings}"
+    return psycopg.connect(dsn, autocommit=True, options=options, prepare_threshold=0)
 
 
 def rows(connection: Connection, query: LiteralString, *values: object) -> list[Row]:

@@ -19,9 +19,9 @@ from bench.lab import Bar, Figure, Findings, Lab, connect, rows, script
 BATCH = 200
 STORM_DELAY = 0.3
 FAILURES = 2
-WARM_UP = 5
-DRAIN_RATE = 10_000
-STORM_RATE = 1_500
+WARM_UP = 2
+DRAIN_RATE = 15_000
+STORM_RATE = 3_000
 PINS = {
     "none": None,
     "snapshot": "begin isolation level repeatable read; select 1",
@@ -67,6 +67,7 @@ def pinned(lab: Lab) -> Findings:
         free = offer(lab, "classic", "none", (rate, failures), lab.scaled(20, 8))
         unpinned = f"{name}, not pinned: last / first {window} s"
         found.figures.append(Figure(f"{unpinned} (classic)", "", free.kept(window)))
+        found.series[f"{name}, offered"] = [float(rate)]
         for pin in ("snapshot", "xid"):
             mine = offer(lab, "bartleby", pin, (rate, failures), length)
             theirs = offer(lab, "classic", pin, (rate, failures), length)
