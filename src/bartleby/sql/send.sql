@@ -174,7 +174,7 @@ begin
       hint = 'send a reference to the data, or raise the policy key payload_limit';
   elsif v_size > 1000 and jsonb_path_exists(jsonb_build_array(p_payload, p_headers), '$.**{502 to last}') then
     perform bartleby.bad_message(p_index, 'payload or headers are nested more than 500 deep');
-  elsif v_size > 1000 and p_payload::text || coalesce(p_headers::text, '') ~ '[0-9]{4301}' then
+  elsif v_size > 1000 and bartleby.has_long_number(p_payload::text || coalesce(p_headers::text, '')) then
     perform bartleby.bad_message(p_index, 'payload or headers have a number of more than 4300 digits');
   elsif jsonb_typeof(p_headers) <> 'object' then
     perform bartleby.bad_message(p_index, 'headers must be a JSON object');
@@ -192,6 +192,14 @@ begin
 end $$;
 comment on function bartleby.check_message(bartleby.queue, bigint, jsonb, jsonb, text, interval, integer, interval) is
   'raises an error for a message that cannot be sent';
+
+create or replace function bartleby.has_long_number(p_text text) returns boolean
+language sql immutable
+as $$
+  select p_text ~ '[0-9]{250}' and exists (
+    select from regexp_matches(p_text, '[0-9]+', 'g') m where length(m[1]) > 4300)
+$$;
+comment on function bartleby.has_long_number(text) is 'whether a number has more digits than readers can be expected to take';
 
 create or replace function bartleby.bad_message(p_index bigint, p_problem text) returns void
 language plpgsql immutable
