@@ -22,6 +22,7 @@ declare
   v_now timestamptz;
   v_until timestamptz;
   v_floor bigint;
+  v_ceiling bigint;
 begin
   perform bartleby.check_isolation();
   perform bartleby.check_claim(p_worker, p_limit, p_lease);
@@ -35,7 +36,8 @@ begin
   v_now := bartleby.clock();
   v_until := v_now + coalesce(p_lease, v_queue.lease);
   v_floor := bartleby.lease_floor(v_queue.id);
-  select * into v_reader from bartleby.lease l where l.id >= v_floor and l.id < v_floor + 1099511627776
+  v_ceiling := bartleby.lease_floor(v_queue.id + 1);
+  select * into v_reader from bartleby.lease l where l.id >= v_floor and l.id < v_ceiling
   order by l.id desc limit 1;
   v_recorded := v_reader;
   for v_round in 1..2 loop
@@ -165,9 +167,13 @@ $$;
 comment on function bartleby.reader(integer) is 'the newest lease row of a queue';
 
 create or replace function bartleby.lease_floor(p_queue integer) returns bigint
-language sql immutable as $$ select p_queue::bigint << 40 $$;
+language sql immutable as $$ select p_queue::bigint << 42 $$;
 comment on function bartleby.lease_floor(integer) is 'below every lease id of a queue';
 
+create or replace function bartleby.lease_queue(p_lease_id bigint) returns integer
+language sql immutable as $$ select (p_lease_id >> 42)::integer $$;
+comment on function bartleby.lease_queue(bigint) is 'the queue of a lease';
+
 create or replace function bartleby.new_lease_id(p_queue integer) returns bigint
-language sql volatile as $$ select (p_queue::bigint << 40) + nextval('bartleby.lease_id') $$;
+language sql volatile as $$ select bartleby.lease_floor(p_queue) + nextval('bartleby.lease_id') $$;
 comment on function bartleby.new_lease_id(integer) is 'draws a lease id';

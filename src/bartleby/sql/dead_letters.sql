@@ -15,7 +15,7 @@ declare
   v_now timestamptz := bartleby.clock();
   v_count bigint;
 begin
-  select * into v_queue from bartleby.queue q where q.id = p_lease.id >> 40;
+  select * into v_queue from bartleby.queue q where q.id = bartleby.lease_queue(p_lease.id);
   return query
   with failure as materialized (
     select f.error_type, left(f.error, 100000) as error, left(f.traceback, 100000) as traceback, f.fingerprint, f.rule,
@@ -116,7 +116,7 @@ create or replace function bartleby.message_ids(p_lease bartleby.lease) returns 
 language sql stable
 as $$
   select coalesce(array_agg(m.id order by m.id), '{}') from unnest(p_lease.pending) r, lateral (
-    select l.id from bartleby.log l where l.queue = p_lease.id >> 40 and l.position >= lower(r) and l.position < upper(r)
+    select l.id from bartleby.log l where l.queue = bartleby.lease_queue(p_lease.id) and l.position >= lower(r) and l.position < upper(r)
     offset 0) m
 $$;
 comment on function bartleby.message_ids(bartleby.lease) is 'the messages that were taken out of a lease';

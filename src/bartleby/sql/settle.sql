@@ -87,11 +87,11 @@ begin
   select p_run_at, m.id, pg_current_xact_id()::text::bigint, m.created_at, m.queue, m.attempts, m.crashes, m.max_attempts,
     m.cycle, m.big, coalesce(p_solo, m.solo), m.generation, m.first_failed_at, m.key, m.headers, m.payload
   from unnest(p_lease.pending) r, lateral (
-    select * from bartleby.log l where l.queue = p_lease.id >> 40 and l.position >= lower(r) and l.position < upper(r)
+    select * from bartleby.log l where l.queue = bartleby.lease_queue(p_lease.id) and l.position >= lower(r) and l.position < upper(r)
     offset 0) m;
   get diagnostics v_count = row_count;
   perform bartleby.check_found(p_lease, v_count);
-  perform bartleby.wake(q) from bartleby.queue q where q.id = p_lease.id >> 40;
+  perform bartleby.wake(q) from bartleby.queue q where q.id = bartleby.lease_queue(p_lease.id);
   return v_count;
 end $$;
 comment on function bartleby.put_back(bartleby.lease, timestamptz, boolean) is 'defer what was taken out of a lease, uncharged';

@@ -31,7 +31,7 @@ comment on table bartleby.installation is 'the version of this schema: one row';
 insert into bartleby.installation (version) select '0.1.0' where not exists (select from bartleby.installation);
 
 create table if not exists bartleby.queue (
-  id integer generated always as identity primary key,
+  id integer generated always as identity (maxvalue 2097151) primary key,
   name text not null unique,
   positions regclass not null,
   idle regclass not null,
@@ -108,8 +108,8 @@ create unique index if not exists log_0_position on bartleby.log_0 (queue, posit
 create unique index if not exists log_1_position on bartleby.log_1 (queue, position);
 create unique index if not exists log_2_position on bartleby.log_2 (queue, position);
 
-create sequence if not exists bartleby.lease_id;
-comment on sequence bartleby.lease_id is 'low 40 bits of lease ids; the bits above are the queue';
+create sequence if not exists bartleby.lease_id maxvalue 4398046511103;
+comment on sequence bartleby.lease_id is 'low 42 bits of lease ids; the bits above are the queue';
 
 -- fillfactor: the one update that a lease usually gets (its ack) then stays on its page and touches no index
 create table if not exists bartleby.lease (
