@@ -131,10 +131,23 @@ def fill(conn: Connection) -> None:
         pass
 
 
-def turn(conn: Connection) -> None:
-    answer = conn.execute("select bartleby.turn(0)").fetchone()
-    assert answer is not None
-    assert "emptied" in answer[0], answer[0]
+def turn(conn: Connection, until: str = "emptied") -> None:
+    """Turn the ring until it says so: each turn is one step, and any passing statement may delay it."""
+    answers = []
+    for _ in range(100):
+        row = conn.execute("select bartleby.turn(0)").fetchone()
+        assert row is not None
+        answers.append(row[0])
+        if until in row[0]:
+            return
+        time.sleep(0.002)
+    raise AssertionError(answers)
+
+
+def turn_often(conn: Connection) -> None:
+    """As many turns as would empty a segment, if nothing stood in the way."""
+    for _ in range(4):
+        conn.execute("select bartleby.turn(0)")
 
 
 def sqlstate(call: Callable[[], object]) -> str | None:
