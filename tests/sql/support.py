@@ -1,0 +1,219 @@
+"""What the tests of the SQL core share: short names for its verbs, refusals by SQLSTATE, and proofs of waiting."""
+
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from bartleby import dev
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+Row = dict[str, Any]
+
+SQL = Path(dev.__file__).parent / "sql"
+ROLES = ("bartleby_producer", "bartleby_worker", "bartleby_reader", "bartleby_operator")
+
+
+def rows(conn: Connection, query: LiteralString, *parameters: Any) -> list[Row]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(query, parameters or None).fetchall()
+
+
+def row(conn: Connection, query: LiteralString, *parameters: Any) -> Row:
+    found = rows(conn, query, *parameters)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def column(conn: Connection, query: LiteralString, *parameters: Any) -> list[Any]:
+    return [found for (found,) in conn.execute(query, parameters or None).fetchall()]
+
+
+def value(conn: Connection, query: LiteralString, *parameters: Any) -> Any:
+    found = column(conn, query, *parameters)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def create(conn: Connection, name: str = "q", **policy: Any) -> None:
+    conn.execute("select bartleby.create_queue(%s, %s)", [name, Jsonb(policy)])
+
+
+def send(conn: Connection, payload: Any = None, queue: str = "q", **options: Any) -> int:
+    if "headers" in options:
+        options["headers"] = Jsonb(options["headers"])
+    named = "".join(f", p_{name} => %({name})s" for name in options)
+    query = f"select bartleby.send(%(queue)s, %(payload)s{named})"
+    found = conn.execute(query, {"queue": queue, "payload": Jsonb(payload), **options}).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def send_count(conn: Connection, count: int, queue: str = "q") -> list[int]:
+    """Send that many messages, whose payloads are 1, 2, 3 …"""
+    return column(
+        conn,
+        "select bartleby.send_many(%s, (select jsonb_agg(jsonb_build_object('payload', n))"
+        " from generate_series(1, %s) n))",
+        queue,
+        count,
+    )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one claim handed out."""
+
+    messages: list[Row]
+
+    @property
+    def lease(self) -> int:
+        leases = {message["lease_id"] for message in self.messages}
+        assert len(leases) == 1, leases
+        return int(leases.pop())
+
+    @property
+    def positions(self) -> list[int]:
+        return [message["position"] for message in self.messages]
+
+    @property
+    def ids(self) -> list[int]:
+        return [message["message_id"] for message in self.messages]
+
+    @property
+    def payloads(self) -> list[Any]:
+        return [message["payload"] for message in self.messages]
+
+    @property
+    def one(self) -> Row:
+        assert len(self.messages) == 1, self.messages
+        return self.messages[0]
+
+
+def claim(conn: Connection, limit: int = 1, queue: str = "q", lease: str | None = None, worker: str = "w") -> Claim:
+    return Claim(rows(conn, "select * from bartleby.claim(%s, %s, %s, %s)", queue, worker, limit, lease))
+
+
+def ack(conn: Connection, lease: int, positions: list[int] | None = None) -> int:
+    return int(value(conn, "select bartleby.ack(%s, %s)", lease, positions))
+
+
+def fail(conn: Connection, lease: int, *failures: Row) -> list[Row]:
+    return rows(conn, "select * from bartleby.fail(%s, %s)", lease, Jsonb(list(failures)))
+
+
+def fail_all(conn: Connection, claimed: Claim, **failure: Any) -> list[Row]:
+    return fail(conn, claimed.lease, *({"position": position, **failure} for position in claimed.positions))
+
+
+def release(conn: Connection, lease: int, positions: list[int] | None = None, delay: str = "0 seconds") -> int:
+    return int(value(conn, "select bartleby.release(%s, %s, %s)", lease, positions, delay))
+
+
+def reject(conn: Connection, lease: int, position: int, reason: str, description: str | None = None) -> None:
+    conn.execute("select bartleby.reject(%s, %s, %s, %s)", [lease, position, reason, description])
+
+
+def reap(conn: Connection) -> list[Row]:
+    return rows(conn, "select * from bartleby.reap()")
+
+
+def stats(conn: Connection, queue: str = "q") -> Row:
+    return row(conn, "select * from bartleby.queues where name = %s", queue)
+
+
+def drain(conn: Connection, queue: str = "q", limit: int = 10000) -> list[Any]:
+    """Claim and ack until nothing comes; return the payloads."""
+    found: list[Any] = []
+    while (claimed := claim(conn, limit, queue)).messages:
+        found += claimed.payloads
+        ack(conn, claimed.lease)
+    return found
+
+
+def snapshot_of_everything(conn: Connection) -> dict[str, list[Any]]:
+    """Every row that a settlement could change."""
+    tables = ("lease", "deferred", "attempt", "dead_letter", "log", "queue", "hole", "unique_key")
+    return {table: column(conn, f"select t::text from bartleby.{table} t order by 1") for table in tables}
+
+
+@contextmanager
+def refused(sqlstate: str, *words: str) -> Iterator[pytest.ExceptionInfo[psycopg.Error]]:
+    """What happens inside is refused with that SQLSTATE; the error says these words."""
+    with pytest.raises(psycopg.Error) as caught:
+        yield caught
+    assert caught.value.sqlstate == sqlstate, f"{caught.value.sqlstate}: {caught.value}"
+    for word in words:
+        assert word in str(caught.value)
+
+
+class Waiting:
+    """A statement under way in another session."""
+
+    def __init__(self, conn: Connection, work: Callable[[Connection], Any]) -> None:
+        self.pid = conn.info.backend_pid
+        self.future: Future[Any] = Future()
+        self.thread = threading.Thread(target=self._run, args=(conn, work), daemon=True)
+        self.thread.start()
+
+    def _run(self, conn: Connection, work: Callable[[Connection], Any]) -> None:
+        try:
+            self.future.set_result(work(conn))
+        except BaseException as error:  # noqa: BLE001 - it is raised again by result()
+            self.future.set_exception(error)
+
+    def result(self) -> Any:
+        return self.future.result(timeout=20)
+
+
+@contextmanager
+def waiting(
+    observer: Connection, conn: Connection, work: Callable[[Connection], Any], *, for_whom: Connection
+) -> Iterator[Waiting]:
+    """Run `work` in another thread, and go on when the server says that it waits for `for_whom`."""
+    under_way = Waiting(conn, work)
+    blocker = for_whom.info.backend_pid
+    await_true(
+        lambda: blocker in value(observer, "select pg_blocking_pids(%s)", under_way.pid),
+        unless=under_way.future.done,
+        otherwise=lambda: f"it never waited: {under_way.future}",
+    )
+    yield under_way
+    under_way.thread.join(20)
+    assert not under_way.thread.is_alive(), "it still waits"
+
+
+def await_true(
+    condition: Callable[[], object],
+    unless: Callable[[], object] = lambda: False,
+    otherwise: Callable[[], str] = lambda: "it did not come true",
+    seconds: float = 20,
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert not unless(), otherwise()
+        assert time.monotonic() < deadline, otherwise()
+        time.sleep(0.002)
+
+
+def psql(dsn: str, *arguments: str, file: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run psql as a person would; the SQLSTATE of an error is in its stderr."""
+    program = shutil.which("psql", path=dev.find_binaries()) or shutil.which("psql")
+    if program is None:
+        pytest.skip("there is no psql on this machine")
+    command = [program, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=verbose", *arguments]
+    if file is not None:
+        command += ["-1", "-f", str(file)]
+    return subprocess.run([*command, dsn], capture_output=True, text=True, check=False)
