@@ -54,9 +54,9 @@ select current_setting('server_version'), current_setting('fsync') = 'on', curre
 
 _XMIN_HOLDER: LiteralString = """
 select h.kind, h.who, h.age, h.since from (
-  select 'session' as kind, age(a.backend_xmin) as age, a.xact_start as since,
+  select 'session' as kind, greatest(age(a.backend_xmin), age(a.backend_xid)) as age, a.xact_start as since,
     'pid ' || a.pid || ' (' || concat_ws(', ', a.usename, nullif(a.application_name, ''), a.state) || ')' as who
-  from pg_stat_activity a where a.backend_xmin is not null and a.pid <> pg_backend_pid()
+  from pg_stat_activity a where num_nonnulls(a.backend_xmin, a.backend_xid) > 0 and a.pid <> pg_backend_pid()
   union all
   select 'replication slot', greatest(age(s.xmin), age(s.catalog_xmin)), null, s.slot_name::text
   from pg_replication_slots s where num_nonnulls(s.xmin, s.catalog_xmin) > 0
