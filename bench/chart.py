@@ -8,12 +8,14 @@ from bench.lab import Findings
 WIDTH, HEIGHT = 960, 420
 INK, SOFT, GRID, PAPER = "#1f2933", "#616e7c", "#e4e7eb", "#fcfcfa"
 OURS, OURS_SOFT, THEIRS = "#1d5b8f", "#7fb0d8", "#c2571a"
+TIMES = "\N{MULTIPLICATION SIGN}"
 STYLE = f"""
   text {{ font-family: system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; fill: {INK}; }}
   .title {{ font-size: 16px; font-weight: 600; }}
   .note {{ font-size: 12px; fill: {SOFT}; }}
   .label {{ font-size: 12px; }}
   .strong {{ font-size: 12px; font-weight: 600; }}
+  .white {{ font-size: 12px; font-weight: 600; fill: white; }}
 """
 
 
@@ -40,8 +42,8 @@ def draw(found: Mapping[str, Findings]) -> str:
     """The chart as SVG, of what was measured; a panel without measurements stays empty."""
     series = {name: values for findings in found.values() for name, values in findings.series.items()}
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
-        ' aria-label="Bartleby compared with a classic queue table">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+        "<title>Bartleby compared with a classic queue table</title>",
         f"<style>{STYLE}</style>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="{PAPER}"/>',
     ]
@@ -59,36 +61,39 @@ def ratios(series: Mapping[str, Sequence[float]]) -> list[str]:
     plot = Plot(70, 96, 350, 246, max(4.0, highest * 1.12))
     parts = heading(plot, "Draining a full queue", "times the throughput of a classic queue table")
     for value in range(int(plot.most) + 1):
-        parts += gridline(plot, value, f"{value}×")
+        parts += gridline(plot, value, f"{value}{TIMES}")
+    baseline = line(plot.left, plot.y(1), plot.left + plot.width, plot.y(1), THEIRS, 2)
+    labels: list[str] = []
     share = 1 / len(series["drain batch"])
     for place, batch in enumerate(series["drain batch"]):
         middle = plot.x(share * (place + 0.5))
         parts.append(text(middle, plot.top + plot.height + 20, f"{batch:.0f}"))
         for number, (_, colour, values) in enumerate(groups):
+            kind = "white" if number == 0 else "strong"
             left, top = middle - 31 + 32 * number, plot.y(values[place])
             height = plot.top + plot.height - top
             parts.append(
                 f'<rect x="{left:.1f}" y="{top:.1f}" width="30" height="{height:.1f}" rx="2" fill="{colour}"/>'
             )
-            parts.append(text(left + 15, top - 6, f"{values[place]:.1f}", "strong"))
-    parts.append(line(plot.left, plot.y(1), plot.left + plot.width, plot.y(1), THEIRS, 2))
+            labels.append(text(left + 15, top + 17, f"{values[place]:.1f}", kind))
+    parts += [baseline, *labels]
     parts.append(text(plot.x(0.5), plot.top + plot.height + 40, "messages per claim", "note"))
-    entries = [*((name, colour) for name, colour, _ in groups), ("classic table = 1×", THEIRS)]
+    entries = [*((name, colour) for name, colour, _ in groups), (f"classic table = 1{TIMES}", THEIRS)]
     return parts + legend(plot.left, plot.top + plot.height + 62, entries)
 
 
 PIN = "xid"
 LINES = (
-    ("bartleby, drain", "drain", "bartleby", OURS, ""),
-    ("bartleby, retry storm", "retry storm", "bartleby", OURS_SOFT, ""),
-    ("classic, drain", "drain", "classic", THEIRS, ""),
-    ("classic, retry storm", "retry storm", "classic", THEIRS, "5 4"),
+    ("bartleby: drain", "drain", "bartleby", OURS, ""),
+    ("retry storm", "retry storm", "bartleby", OURS_SOFT, ""),
+    ("classic: drain", "drain", "classic", THEIRS, ""),
+    ("retry storm", "retry storm", "classic", THEIRS, "5 4"),
 )
 
 
 def pinned(series: Mapping[str, Sequence[float]]) -> list[str]:
     """Lines: the share of the offered load that is done in each second."""
-    plot = Plot(540, 96, 390, 246, 125)
+    plot = Plot(540, 96, 390, 246, 110)
     rates = {name: series[f"{name}, offered"][0] for name in ("drain", "retry storm")}
     note = f"% of offered load done: drain {rates['drain']:,.0f} msg/s, retry storm {rates['retry storm']:,.0f} msg/s"
     parts = heading(plot, "While another transaction stays open", note)
@@ -110,7 +115,13 @@ def pinned(series: Mapping[str, Sequence[float]]) -> list[str]:
         )
     parts.append(text(plot.x(0.5), plot.top + plot.height + 40, "seconds with a pinned xmin horizon", "note"))
     entries = [(name, colour) for name, _, _, colour, _ in LINES]
-    return parts + legend(plot.left - 50, plot.top + plot.height + 62, entries, [dash for *_, dash in LINES])
+    styles = [dash for *_, dash in LINES]
+    below = plot.top + plot.height + 62
+    return (
+        parts
+        + legend(plot.left - 35, below, entries[:2], styles[:2])
+        + legend(plot.left + 205, below, entries[2:], styles[2:])
+    )
 
 
 def smooth(values: Sequence[float]) -> list[float]:
@@ -140,7 +151,7 @@ def legend(
     for (name, colour), dash in zip(entries, dashes or [""] * len(entries), strict=True):
         parts.append(line(left, top - 4, left + 18, top - 4, colour, 4, dash))
         parts.append(text(left + 23, top, name, "label", "start"))
-        left += 38 + 6.1 * len(name)
+        left += 30 + 6.1 * len(name)
     return parts
 
 
