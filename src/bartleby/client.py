@@ -10,6 +10,7 @@ Each verb is written once, in calls.py; here it becomes a method that runs the c
 
 import functools
 import inspect
+import select
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, LiteralString, ParamSpec, Self, TypeVar, get_args, overload
@@ -22,14 +23,14 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from bartleby import calls
 from bartleby.calls import Call, Row
 from bartleby.config import Settings
-from bartleby.errors import InvalidSettings, NoConnection, translated
+from bartleby.errors import NoConnection, translated
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
 AsyncConnection = psycopg.AsyncConnection[Any]
 
-# A connection that lay idle this long is asked whether it still lives before it is used.
+# A connection that lay idle this long, or that has something to tell, is asked whether it lives before it is used.
 _STALE_SECONDS = 1.0
 _ABOUT_THE_SERVER: LiteralString = "select pg_backend_pid(), current_setting('default_transaction_isolation')"
 
@@ -121,7 +122,7 @@ class Client(Runner):
     """A pool of connections; each call is a transaction of its own. Close it, or use `with`."""
 
     def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
-        self._settings = _required(dsn, settings)
+        self._settings = (settings or Settings.load(dsn=dsn)).with_database()
         self._pool = ConnectionPool(
             connection_class=_Pooled,
             configure=_Pooled.configure,
@@ -176,7 +177,7 @@ class AsyncClient(AsyncRunner):
     """A pool of connections; each call is a transaction of its own. Close it, or use `async with`."""
 
     def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
-        self._settings = _required(dsn, settings)
+        self._settings = (settings or Settings.load(dsn=dsn)).with_database()
         self._pool = AsyncConnectionPool(
             connection_class=_AsyncPooled,
             configure=_AsyncPooled.configure,
@@ -222,16 +223,6 @@ class AsyncClient(AsyncRunner):
         await self.close()
 
 
-def _required(dsn: str | None, settings: Settings | None) -> Settings:
-    settings = settings or Settings.load(dsn=dsn)
-    if not settings.dsn:
-        raise InvalidSettings(
-            "no database: neither a DSN was given nor is BARTLEBY_DSN set",
-            hint="Client('postgresql://…'), or run `bartleby dev` and use the DSN it prints",
-        )
-    return settings
-
-
 def _pool_options(settings: Settings) -> dict[str, Any]:
     sizes = {"min_size": 0, "max_size": settings.max_connections, "timeout": settings.connect_timeout}
     return {"conninfo": settings.dsn, "kwargs": {"autocommit": True}, "open": False, **sizes}
@@ -246,6 +237,13 @@ async def _async_rows(connection: AsyncConnection, text: LiteralString, paramete
     async with connection.cursor(row_factory=tuple_row) as cursor:
         await cursor.execute(text, parameters)
         return await cursor.fetchall()
+
+
+def _doubtful(connection: "_Pooled | _AsyncPooled") -> bool:
+    # A living server has nothing to tell an idle connection: what can be read there is most likely its end.
+    news = select.poll()
+    news.register(connection.fileno(), select.POLLIN)
+    return time.monotonic() - connection.used_at > _STALE_SECONDS or bool(news.poll(0))
 
 
 class _Pooled(psycopg.Connection[Any]):
@@ -265,7 +263,7 @@ class _Pooled(psycopg.Connection[Any]):
 
     @staticmethod
     def check(connection: "_Pooled") -> None:
-        if time.monotonic() - connection.used_at > _STALE_SECONDS:
+        if _doubtful(connection):
             ConnectionPool.check_connection(connection)
 
     @staticmethod
@@ -288,7 +286,7 @@ class _AsyncPooled(psycopg.AsyncConnection[Any]):
 
     @staticmethod
     async def check(connection: "_AsyncPooled") -> None:
-        if time.monotonic() - connection.used_at > _STALE_SECONDS:
+        if _doubtful(connection):
             await AsyncConnectionPool.check_connection(connection)
 
     @staticmethod

@@ -55,6 +55,15 @@ class Settings:
             checked[name] = _checked(name, value, source)
         return replace(self, **checked)
 
+    def with_database(self) -> Self:
+        """Return these settings if they name a database."""
+        if not self.dsn:
+            raise InvalidSettings(
+                "no database: neither a DSN was given nor is BARTLEBY_DSN set",
+                hint="Client('postgresql://…'), or run `bartleby dev` and use the DSN it prints",
+            )
+        return self
+
 
 def _read(file: Path) -> dict[str, Any]:
     try:
