@@ -28,6 +28,7 @@ def lab(dsn: str) -> Iterator[Lab]:
 def test_every_committed_message_is_in_exactly_one_place_in_any_schedule(lab: Lab, part: int) -> None:
     first = FIRST_SEED + part * SLICE
     assert sum(run_schedule(lab, seed) for seed in range(first, first + SLICE)) > SLICE
+    assert lab.emptied > 0
 
 
 @pytest.mark.slow
@@ -36,3 +37,4 @@ def test_every_committed_message_is_in_exactly_one_place_in_ten_thousand_schedul
     count = SCHEDULES or 10_000
     first = FIRST_SEED + 1_000_000
     assert sum(run_schedule(lab, seed) for seed in range(first, first + count)) > count
+    assert lab.emptied > 0

@@ -40,6 +40,7 @@ class Lab:
     actors: list[Connection]
     shift: float = 0.0
     count: int = 0
+    emptied: int = 0
 
 
 def open_lab(dsn: str, sessions: int) -> Lab:
@@ -299,10 +300,13 @@ class World:
             for number in ids:
                 self.model.replayed(tx, number)
 
-    def turn(self) -> str:
-        row = self.lab.admin.execute("select bartleby.turn(0)").fetchone()
-        assert row is not None
-        return str(row[0])
+    def turn(self) -> None:
+        """As many turns of the ring as it takes to empty a segment, if nothing is in the way."""
+        for _ in range(4):
+            ((answer,),) = self.lab.admin.execute("select bartleby.turn(0)").fetchall()
+            self.lab.emptied += "emptied" in answer
+            if "locked" in answer:
+                return
 
     def pause(self, queue: str, *, paused: bool) -> None:
         verb = "pause" if paused else "resume"

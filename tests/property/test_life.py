@@ -1,0 +1,229 @@
+"""The whole life of messages as a state machine: any verb at any time, in transactions that stay open over each other.
+
+After every step the committed state, seen from outside, is what the model says; at the end everything arrives.
+Hypothesis shrinks what fails. test_schedules.py walks the same world faster, but does not shrink.
+"""
+
+import os
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.clock import move_clock
+from tests.property.model import Lease
+from tests.property.world import Lab, World, close_lab, open_lab
+
+SCHEDULES = int(os.environ.get("BARTLEBY_SCHEDULES", "0"))
+ACTORS = 3
+
+actors = st.integers(0, ACTORS - 1)
+queues = st.integers(0, 1)
+picks = st.integers(0, 20)
+delays = st.sampled_from([0, 1, 5])
+policies = st.fixed_dictionaries(
+    {
+        "max_attempts": st.integers(1, 3),
+        "crash_budget": st.integers(1, 2),
+        "lease": st.sampled_from([5, 60]),
+        "base": st.sampled_from([0, 1, 5]),
+    }
+)
+
+
+class Life(RuleBasedStateMachine):
+    """Two queues, three sessions."""
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__()
+        self.lab = lab
+        self.world: World | None = None
+
+    @property
+    def here(self) -> World:
+        assert self.world is not None
+        return self.world
+
+    def name(self, queue: int) -> str:
+        return self.here.names[queue]
+
+    def lease(self, k: int, pick: int) -> Lease | None:
+        with self.here.acting(k) as (_, tx):
+            open_ones = [lease for lease in self.here.model.leases(tx) if lease.pending]
+        return open_ones[pick % len(open_ones)] if open_ones else None
+
+    @initialize(first=policies, second=policies, routed=st.booleans())
+    def create(self, first: dict[str, int], second: dict[str, int], routed: bool) -> None:
+        self.world = World(self.lab, [first, second], routed=routed)
+
+    @rule(k=actors, write=st.booleans())
+    def begin(self, k: int, write: bool) -> None:
+        if self.here.actors[k].tx is None:
+            self.here.begin(k, write=write)
+
+    @rule(k=actors, commit=st.booleans())
+    def end(self, k: int, commit: bool) -> None:
+        self.here.end(k, commit=commit)
+
+    @rule(k=actors)
+    def savepoint(self, k: int) -> None:
+        self.here.savepoint(k)
+
+    @rule(k=actors)
+    def rollback_to(self, k: int) -> None:
+        self.here.rollback_to(k)
+
+    @rule(k=actors)
+    def prepare(self, k: int) -> None:
+        self.here.prepare(k)
+
+    @precondition(lambda self: self.world is not None and self.world.prepared)
+    @rule(pick=picks, commit=st.booleans())
+    def finish_prepared(self, pick: int, commit: bool) -> None:
+        self.here.finish_prepared(pick, commit=commit)
+
+    @rule(k=actors, queue=queues)
+    def send(self, k: int, queue: int) -> None:
+        self.here.send(k, self.name(queue))
+
+    @rule(k=actors, queue=queues, delay=delays, max_attempts=st.sampled_from([None, 1, 2]))
+    def send_with_options(self, k: int, queue: int, delay: int, max_attempts: int | None) -> None:
+        self.here.send(k, self.name(queue), delay=delay, max_attempts=max_attempts)
+
+    @rule(k=actors, queue=queues, key=st.sampled_from("ab"))
+    def send_once(self, k: int, queue: int, key: str) -> None:
+        self.here.send(k, self.name(queue), key=key)
+
+    @rule(k=actors, queue=queues, count=st.sampled_from([2, 5, 12]), delay=st.sampled_from([0, 0, 1]))
+    def send_many(self, k: int, queue: int, count: int, delay: int) -> None:
+        self.here.send_many(k, self.name(queue), count, delay=delay)
+
+    @rule(k=actors, queue=queues, limit=st.sampled_from([1, 2, 3, 10]))
+    def claim(self, k: int, queue: int, limit: int) -> None:
+        self.here.claim(k, self.name(queue), limit)
+
+    @rule(k=actors, queue=queues, limit=st.sampled_from([1, 2, 3, 10]))
+    def claim_and_ack(self, k: int, queue: int, limit: int) -> None:
+        if rows := self.here.claim(k, self.name(queue), limit):
+            self.here.ack(k, rows[0].lease)
+
+    @rule(k=actors, pick=picks, count=st.integers(0, 3))
+    def ack(self, k: int, pick: int, count: int) -> None:
+        if lease := self.lease(k, pick):
+            self.here.ack(k, lease.id, sorted(lease.pending)[:count] if count else None)
+
+    @rule(
+        k=actors,
+        pick=picks,
+        count=st.integers(1, 3),
+        verdict=st.sampled_from([None, "retry", "dead"]),
+        delay=st.sampled_from([None, 0, 1, 5]),
+    )
+    def fail(self, k: int, pick: int, count: int, verdict: str | None, delay: int | None) -> None:
+        if lease := self.lease(k, pick):
+            self.here.fail(k, lease.id, sorted(lease.pending)[:count], verdict, delay)
+
+    @rule(k=actors, pick=picks, reason=st.sampled_from(["delivery_error", "unacceptable"]))
+    def reject(self, k: int, pick: int, reason: str) -> None:
+        if lease := self.lease(k, pick):
+            self.here.reject(k, lease.id, max(lease.pending), reason)
+
+    @rule(k=actors, pick=picks, count=st.integers(0, 3), delay=delays)
+    def release(self, k: int, pick: int, count: int, delay: int) -> None:
+        if lease := self.lease(k, pick):
+            self.here.release(k, lease.id, sorted(lease.pending)[-count:] if count else None, delay)
+
+    @rule(k=actors, pick=picks, seconds=st.sampled_from([1, 60]))
+    def extend(self, k: int, pick: int, seconds: int) -> None:
+        if lease := self.lease(k, pick):
+            self.here.extend(k, lease.id, seconds)
+
+    @rule(pick=picks)
+    def speak_as_a_zombie(self, pick: int) -> None:
+        committed = self.here.model.committed
+        known = [lease for lease in committed.leases.values() if self.here.model.free(committed, ("lease", lease.id))]
+        if known:
+            lease = known[pick % len(known)]
+            self.here.settle_again(lease.id, [*lease.pending, max(lease.pending, default=0) + 1])
+
+    @rule()
+    def reap(self) -> None:
+        self.here.reap()
+
+    @rule(k=actors, count=st.integers(1, 5))
+    def replay(self, k: int, count: int) -> None:
+        with self.here.acting(k) as (_, tx):
+            dead = self.here.model.dead(tx)
+        if dead:
+            self.here.replay(k, dead[:count])
+
+    @precondition(lambda self: self.world is not None and not self.world.model.open)
+    @rule()
+    def turn(self) -> None:
+        self.here.turn()
+
+    @rule(queue=queues)
+    def pause_or_resume(self, queue: int) -> None:
+        name = self.name(queue)
+        self.here.pause(name, paused=name not in self.here.model.paused)
+
+    @rule(seconds=st.sampled_from([0.5, 2, 7, 70]))
+    def advance(self, seconds: float) -> None:
+        self.here.advance(seconds)
+
+    @invariant()
+    def every_committed_message_is_in_exactly_one_place(self) -> None:
+        if self.world is not None:
+            self.world.check()
+
+    def teardown(self) -> None:
+        if self.world is None:
+            return
+        try:
+            self.world.end_all(commit=True)
+            self.world.finish()
+        finally:
+            self.world.drop()
+
+
+@pytest.fixture
+def lab(dsn: str) -> Iterator[Lab]:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        move_clock(conn)
+    opened = open_lab(dsn, ACTORS)
+    yield opened
+    close_lab(opened)
+
+
+def live(lab: Lab, examples: int) -> None:
+    profile = settings(
+        max_examples=examples,
+        stateful_step_count=40,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(lambda: Life(lab), settings=profile)  # type: ignore[arg-type]
+    assert lab.count >= examples
+    assert lab.emptied > 0
+
+
+def test_a_message_is_always_in_exactly_one_place(lab: Lab) -> None:
+    live(lab, 300)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_a_message_is_always_in_exactly_one_place_in_thousands_of_lives(lab: Lab) -> None:
+    live(lab, SCHEDULES or 10_000)
