@@ -54,38 +54,38 @@ def test_a_good_name_is_taken(conn: Connection, name: str) -> None:
     assert claim(conn, queue=name).payloads == ["hello"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        None,
-        "",
-        " ",
-        "a ",
-        "a\n",
-        "x" * 64,
-        "x" * 10_000,
-        "Orders",
-        "-a",
-        ".a",
-        "_a",
-        "a b",
-        "a'b",
-        'a"b',
-        "a;drop schema bartleby cascade",
-        "../a",
-        "a/b",
-        "a%b",
-        "ü",
-        "а",  # noqa: RUF001 - Cyrillic on purpose: it looks like a Latin a
-        "a\u202eb",
-        "a\u0300",
-        "🦜",
-    ],
-)
-def test_a_bad_name_is_refused(conn: Connection, name: str | None) -> None:
-    with refused("ZB002", "invalid queue name") as caught:
-        conn.execute("select bartleby.create_queue(%s)", [name])
-    assert len(str(caught.value)) < 500
+BAD_NAMES = [
+    None,
+    "",
+    " ",
+    "a ",
+    "a\n",
+    "x" * 64,
+    "x" * 10_000,
+    "Orders",
+    "-a",
+    ".a",
+    "_a",
+    "a b",
+    "a'b",
+    'a"b',
+    "a;drop schema bartleby cascade",
+    "../a",
+    "a/b",
+    "a%b",
+    "ü",
+    "а",  # noqa: RUF001 - Cyrillic on purpose: it looks like a Latin a
+    "a\u202eb",
+    "a\u0300",
+    "🦜",
+]
+
+
+def test_a_bad_name_is_refused(conn: Connection) -> None:
+    for name in BAD_NAMES:
+        with refused("ZB002", "invalid queue name") as caught:
+            conn.execute("select bartleby.create_queue(%s)", [name])
+        assert len(str(caught.value)) < 500
     assert column(conn, "select name from bartleby.queues") == []
 
 
@@ -107,12 +107,12 @@ def test_a_bad_name_is_refused(conn: Connection, name: str | None) -> None:
         "channel(%(queue)s)",
     ],
 )
-@pytest.mark.parametrize("queue", ["nowhere", "", None, "Q", "q ", "x" * 10_000])
-def test_an_unknown_queue_is_named_by_everything_that_takes_one(conn: Connection, call: str, queue: str | None) -> None:
+def test_an_unknown_queue_is_named_by_everything_that_takes_one(conn: Connection, call: str) -> None:
     create(conn)
-    with refused("ZB001", "unknown queue") as caught:
-        conn.execute(f"select bartleby.{call}", {"queue": queue})
-    assert len(str(caught.value)) < 500
+    for queue in ("nowhere", "", None, "Q", "q ", "x" * 10_000):
+        with refused("ZB001", "unknown queue") as caught:
+            conn.execute(f"select bartleby.{call}", {"queue": queue})
+        assert len(str(caught.value)) < 500
 
 
 def test_every_function_that_takes_a_queue_is_among_those_above(conn: Connection) -> None:
@@ -189,12 +189,13 @@ BAD: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(("key", "bad"), [(key, bad) for key, values in BAD.items() for bad in values])
-def test_a_bad_value_is_refused_by_the_name_of_its_key(conn: Connection, key: str, bad: object) -> None:
+@pytest.mark.parametrize("key", BAD)
+def test_a_bad_value_is_refused_by_the_name_of_its_key(conn: Connection, key: str) -> None:
     create(conn)
-    with refused("ZB003", f'"{key}"') as caught:
-        create(conn, "q", **{key: bad})
-    assert len(str(caught.value)) < 1000
+    for bad in BAD[key]:
+        with refused("ZB003", f'"{key}"') as caught:
+            create(conn, "q", **{key: bad})
+        assert len(str(caught.value)) < 1000
     assert policy(conn) == DEFAULTS
 
 
