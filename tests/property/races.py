@@ -131,6 +131,58 @@ def holes_put_aside_come_back_when_their_sender_commits(s: Sessions) -> None:
     assert drain(s.main) == [1, 2]
 
 
+def many_holes_put_aside_all_come_back(s: Sessions) -> None:
+    senders = []
+    for number in range(25):
+        senders.append(s.begin())
+        send(senders[-1], number)
+        send(s.main, 100 + number)
+        assert payloads(s.main) == [100 + number]
+        assert payloads(s.main) == []
+        s.clock.advance(5)
+        assert payloads(s.main) == []
+    assert s.main.execute("select from bartleby.hole").rowcount == 25, "they were not put aside one by one"
+    for sender in senders:
+        sender.commit()
+    assert sorted(drain(s.main)) == list(range(25))
+
+
+def a_probe_cut_by_bytes_buries_nothing(s: Sessions) -> None:
+    slow = s.begin()
+    send(slow, 1, 2, 3)
+    # as if they were of 20 MB each
+    slow.execute("update bartleby.log set big = 20000000")
+    send(s.main, 4)
+    assert payloads(s.main) == [4]
+    assert payloads(s.main) == []
+    slow.commit()
+    assert [payloads(s.main) for _ in range(4)] == [[1], [2], [3], []]
+
+
+def owners_from_another_cluster_have_ended(s: Sessions) -> None:
+    rolled_back, put_aside = s.begin(), s.begin()
+    send(put_aside, 1)
+    send(s.main, 2)
+    assert payloads(s.main) == [2]
+    assert payloads(s.main) == []
+    s.clock.advance(5)
+    assert payloads(s.main) == []
+    send(rolled_back, 3)
+    send(s.main, 4)
+    assert payloads(s.main) == [4]
+    assert payloads(s.main) == []
+    rolled_back.rollback()
+    put_aside.commit()
+    # as a restored dump has it: transactions that this cluster has never seen
+    s.main.execute("update bartleby.hole set owners = '{[4000000000,4000000001)}'")
+    s.main.execute("update bartleby.lease set owners = '{[4000000000,4000000001)}' where owners is not null")
+    s.main.execute("update bartleby.lease set parked = '{[4000000000,4000000001)}' where parked is not null")
+    assert drain(s.main) == [1]
+    assert s.main.execute("select from bartleby.hole").rowcount == 0
+    state = "select holes is null, young is null, parked is null from bartleby.lease order by id desc limit 1"
+    assert s.main.execute(state).fetchall() == [(True, True, True)]
+
+
 def a_prepared_sender_holds_back_only_its_own(s: Sessions) -> None:
     slow = s.begin()
     send(slow, 1)
@@ -290,6 +342,52 @@ def an_open_sender_of_a_key_does_not_stop_the_reaper(s: Sessions) -> None:
     assert s.main.execute("select outcome from bartleby.reap()").fetchall() == [("released",)]
 
 
+def a_late_commit_of_many_is_found_whole(s: Sessions) -> None:
+    send(s.main, *range(30))
+    ((late, *_), *_) = claim(s.main, 29)
+    ((early, *_),) = claim(s.main, 1)
+    slow = s.begin()
+    slow.execute("select bartleby.release(%s)", [late])
+    s.main.execute("select bartleby.release(%s)", [early])
+    assert payloads(s.main) == [29]
+    slow.commit()
+    assert sorted(drain(s.main)) == list(range(29))
+
+
+def a_clock_set_back_hides_nothing(s: Sessions) -> None:
+    send(s.main, 1, 2)
+    ((first, *_),) = claim(s.main, 1)
+    ((second, *_),) = claim(s.main, 1)
+    s.main.execute("select bartleby.release(%s)", [first])
+    assert payloads(s.main) == [1]
+    s.clock.advance(-3600)
+    s.main.execute("select bartleby.release(%s)", [second])
+    assert drain(s.main) == [2]
+
+
+def a_clock_set_back_and_forward_hides_nothing_for_long(s: Sessions) -> None:
+    send(s.main, 1, 2)
+    ((first, *_),) = claim(s.main, 1)
+    ((second, *_),) = claim(s.main, 1)
+    s.main.execute("select bartleby.release(%s)", [first])
+    assert payloads(s.main) == [1]
+    s.main.execute("select bartleby.reap()")
+    s.clock.advance(-3600)
+    s.main.execute("select bartleby.release(%s)", [second])
+    s.clock.advance(3600 + 61)
+    s.main.execute("select bartleby.reap()")
+    assert drain(s.main) == [2]
+
+
+def a_sender_can_prepare_while_a_worker_sleeps(s: Sessions) -> None:
+    s.main.execute("select bartleby.idle('q')")
+    sender = s.begin()
+    send(sender, 1)
+    sender.execute("prepare transaction 'sleepy'")
+    s.main.execute("commit prepared 'sleepy'")
+    assert drain(s.main) == [1]
+
+
 # Dead letters
 
 
@@ -328,6 +426,9 @@ RACES: list[Callable[[Sessions], None]] = [
     a_sender_has_its_xid_before_its_position,
     a_bulk_sender_has_its_xid_before_its_positions,
     holes_put_aside_come_back_when_their_sender_commits,
+    many_holes_put_aside_all_come_back,
+    a_probe_cut_by_bytes_buries_nothing,
+    owners_from_another_cluster_have_ended,
     a_prepared_sender_holds_back_only_its_own,
     a_zombie_changes_nothing,
     of_two_who_settle_at_once_one_is_refused,
@@ -338,6 +439,10 @@ RACES: list[Callable[[Sessions], None]] = [
     a_crash_of_the_server_charges_nobody,
     a_release_that_commits_behind_the_mark_is_found,
     a_delayed_send_that_commits_behind_the_mark_is_found,
+    a_late_commit_of_many_is_found_whole,
+    a_clock_set_back_hides_nothing,
+    a_clock_set_back_and_forward_hides_nothing_for_long,
+    a_sender_can_prepare_while_a_worker_sleeps,
     a_reaper_slower_than_a_claim_hides_nothing,
     a_delayed_send_slower_than_a_claim_is_found,
     an_open_sender_of_a_key_does_not_stop_the_reaper,

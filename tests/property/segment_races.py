@@ -117,6 +117,15 @@ def a_dump_that_began_before_a_turn_sees_every_message(s: Sessions) -> None:
     assert drain(s.main) == [1, 2]
 
 
+def a_ring_from_another_cluster_turns(s: Sessions) -> None:
+    fill(s.main)
+    turn(s.main, "0 is settled")
+    # as a restored dump has it: a transaction that this cluster has never seen
+    s.main.execute("update bartleby.segment set settled_by = '1000000' where settled_by is not null")
+    turn(s.main)
+    assert s.main.execute("select from bartleby.log").rowcount == 0
+
+
 SEGMENT_RACES: list[Callable[[Sessions], None]] = [
     stragglers_are_carried_over,
     what_commits_while_the_turn_waits_is_not_truncated,
@@ -126,4 +135,5 @@ SEGMENT_RACES: list[Callable[[Sessions], None]] = [
     a_release_with_an_old_snapshot_loses_nothing,
     a_reap_with_an_old_snapshot_loses_nothing,
     a_dump_that_began_before_a_turn_sees_every_message,
+    a_ring_from_another_cluster_turns,
 ]

@@ -141,7 +141,7 @@ def turn(conn: Connection, until: str = "emptied") -> None:
         if until in row[0]:
             return
         time.sleep(0.002)
-    raise AssertionError(answers)
+    raise AssertionError(answers[-5:])
 
 
 def turn_often(conn: Connection) -> None:
