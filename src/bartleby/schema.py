@@ -32,12 +32,14 @@ def install_sql(sql: Traversable = SQL) -> str:
 def install(connection: Connection, sql: Traversable = SQL) -> None:
     """Install the schema; where it is already, nothing is lost."""
     with translated(), connection.transaction():
+        _one_at_a_time(connection)
         _run(connection, install_sql(sql))
 
 
 def uninstall(connection: Connection) -> None:
     """Remove the schema with all messages, and the roles if nobody else uses them."""
     with connection.transaction():
+        _one_at_a_time(connection)
         _run(connection, (SQL / "uninstall.sql").read_text())
 
 
@@ -52,11 +54,12 @@ def installed_version(connection: Connection) -> str | None:
 
 def upgrade(connection: Connection, sql: Traversable = SQL, to: str = __version__) -> list[str]:
     """Bring the schema to a version; return the steps that were taken."""
-    installed = installed_version(connection)
-    if installed is None:
-        raise NotInstalled("this database has no schema of Bartleby", hint="run: bartleby install")
-    path = list(_path(sql, installed, to))
     with translated(), connection.transaction():
+        _one_at_a_time(connection)
+        installed = installed_version(connection)
+        if installed is None:
+            raise NotInstalled("this database has no schema of Bartleby", hint="run: bartleby install")
+        path = list(_path(sql, installed, to))
         for step in path:
             _run(connection, (sql / "upgrade" / step).read_text())
             connection.execute("update bartleby.installation set version = %s", [_STEP.sub(r"\g<new>", step)])
@@ -66,15 +69,21 @@ def upgrade(connection: Connection, sql: Traversable = SQL, to: str = __version_
 
 def _path(sql: Traversable, old: str, new: str) -> Iterator[str]:
     steps = {match["old"]: match for entry in (sql / "upgrade").iterdir() if (match := _STEP.fullmatch(entry.name))}
-    while old != new:
-        step = steps.get(old)
+    reached = old
+    while reached != new:
+        step = steps.get(reached)
         if step is None:
             raise VersionMismatch(
                 f"the database has Bartleby {old}, and there is no way from there to {new}",
                 hint="use the version of the package that belongs to the database, or a newer one",
             )
         yield step[0]
-        old = step["new"]
+        reached = step["new"]
+
+
+def _one_at_a_time(connection: Connection) -> None:
+    # Two that install or upgrade at once would trip over each other's half-made objects.
+    connection.execute("select pg_advisory_xact_lock(hashtextextended('bartleby.schema', 0))")
 
 
 def _run(connection: Connection, script: str) -> None:
