@@ -13,13 +13,14 @@ import pytest
 
 from bartleby import dev
 from tests.clock import move_clock
-from tests.property import races, segment_races
+from tests.property import deferred_races, races, segment_races
 from tests.property.schedules import run_schedule
 from tests.property.sessions import Sessions
 from tests.property.world import Lab, close_lab, open_lab
 
 CORE = Path(dev.__file__).parent / "sql"
 ENOUGH_SCHEDULES = 400
+ALL_RACES = [*races.RACES, *deferred_races.DEFERRED_RACES, *segment_races.SEGMENT_RACES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +107,21 @@ MUTATIONS = [
         "due.sql",
         "  if v_late_rows < p_limit then\n",
         "  if true then\n",
-        races.a_late_commit_of_many_is_found_whole,
+        deferred_races.a_late_commit_of_many_is_found_whole,
     ),
     Mutation(
         "the mark stays where it is when the clock is set back",
         "due.sql",
         "  if p_now < v_new.due_at then\n",
         "  if false then\n",
-        races.a_clock_set_back_hides_nothing,
+        deferred_races.a_clock_set_back_hides_nothing,
     ),
     Mutation(
         "nobody looks back behind the mark",
         "reap.sql",
         "    perform bartleby.look_back(p_queue, v_now);\n",
         "    null;\n",
-        races.a_clock_set_back_and_forward_hides_nothing_for_long,
+        deferred_races.a_clock_set_back_and_forward_hides_nothing_for_long,
     ),
     Mutation(
         "a sender draws its position before it has an xid",
@@ -141,7 +142,7 @@ MUTATIONS = [
         "send.sql",
         "  v_xid := pg_current_xact_id()::text::bigint;\n  v_now := bartleby.clock();\n",
         "  v_now := bartleby.clock();\n  v_xid := pg_current_xact_id()::text::bigint;\n",
-        races.a_delayed_send_slower_than_a_claim_is_found,
+        deferred_races.a_delayed_send_slower_than_a_claim_is_found,
     ),
     Mutation(
         "anybody may settle a lease",
@@ -206,14 +207,14 @@ MUTATIONS = [
         "due.sql",
         "v_late := v_late + bartleby.running_below_me(v_snapshot);",
         "null;",
-        races.a_release_that_commits_behind_the_mark_is_found,
+        deferred_races.a_release_that_commits_behind_the_mark_is_found,
     ),
     Mutation(
         "late commits of two phases are not remembered",
         "due.sql",
         "v_late := v_late + bartleby.running_below_me(v_snapshot);",
         "null;",
-        races.a_delayed_send_that_commits_behind_the_mark_is_found,
+        deferred_races.a_delayed_send_that_commits_behind_the_mark_is_found,
     ),
     Mutation(
         "stragglers are overlooked",
@@ -285,7 +286,7 @@ FOUND_BY_CHANCE = [
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "_"))
 def test_without_its_safeguard_the_race_is_lost(dsn: str, mutation: Mutation) -> None:
-    assert mutation.lost in [*races.RACES, *segment_races.SEGMENT_RACES]
+    assert mutation.lost in ALL_RACES
     mutation.apply(dsn)
     with Sessions(dsn) as sessions, pytest.raises((AssertionError, pytest.fail.Exception)):
         mutation.lost(sessions)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.property.deferred_races import DEFERRED_RACES
 from tests.property.races import RACES
 from tests.property.segment_races import SEGMENT_RACES
 from tests.property.sessions import Sessions
@@ -14,7 +15,7 @@ OPEN = {
 }
 
 
-@pytest.mark.parametrize("race", [*RACES, *SEGMENT_RACES], ids=lambda race: race.__name__)
+@pytest.mark.parametrize("race", [*RACES, *DEFERRED_RACES, *SEGMENT_RACES], ids=lambda race: race.__name__)
 def test_race(dsn: str, race: Callable[[Sessions], None], request: pytest.FixtureRequest) -> None:
     if race.__name__ in OPEN:
         request.applymarker(pytest.mark.xfail(reason=OPEN[race.__name__], strict=False))
