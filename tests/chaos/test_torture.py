@@ -27,6 +27,25 @@ ROOT = Path(__file__).parents[2]
 POLICY = {"lease": 2, "max_attempts": 32000, "crash_budget": 32000, "backoff": "fixed", "base": 0.2}
 PRODUCERS, CONSUMERS = 6, 3
 SMALL, FULL = 16_000, 130_000
+WIDE = 6_000
+TARRYING = [
+    ("clock", "", "timestamptz", "clock_timestamp()"),
+    ("big", "p_payload jsonb", "integer", "null"),
+    (
+        "ranges",
+        "p_positions bigint[]",
+        "int8multirange",
+        "(select coalesce(range_agg(int8range(p, p + 1)), '{}') from unnest(p_positions) p)",
+    ),
+    (
+        "running",
+        "p_snapshot pg_snapshot, p_beyond boolean",
+        "int8multirange",
+        """(select coalesce(range_agg(int8range(x.xid, x.xid, '[]')), '{}') + case when p_beyond
+          then int8multirange(int8range(pg_snapshot_xmax(p_snapshot)::text::bigint, null)) else '{}' end
+          from (select s::text::bigint as xid from pg_snapshot_xip(p_snapshot) s) x)""",
+    ),
+]
 log = logging.getLogger(__name__)
 
 
@@ -145,9 +164,17 @@ def pg_dump() -> str | None:
 
 
 def torture(
-    connect: Callable[..., Connection], running: Stage, total: int, *, turning: bool, dumps: list[int] | None = None
+    connect: Callable[..., Connection],
+    running: Stage,
+    total: int,
+    *,
+    turning: bool,
+    dumps: list[int] | None = None,
+    before: Callable[[Connection], None] | None = None,
 ) -> Report:
     admin = connect()
+    if before is not None:
+        before(admin)
     admin.execute("select bartleby.create_queue(%s, %s)", [QUEUE, Jsonb(POLICY)])
     running.start("tend", int(turning))
     for _ in range(CONSUMERS):
@@ -187,6 +214,32 @@ def test_nothing_is_lost_when_producers_and_consumers_are_killed(
 ) -> None:
     with stage(dsn, tmp_path) as running:
         judge(torture(connect, running, SMALL, turning=True), 10_000)
+
+
+def test_nothing_is_lost_when_the_windows_of_every_race_are_wide(
+    dsn: str, connect: Callable[..., Connection], tmp_path: Path
+) -> None:
+    with stage(dsn, tmp_path) as running:
+        judge(torture(connect, running, WIDE, turning=True, before=widen), WIDE // 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_nothing_is_lost_of_fifty_thousand_when_the_windows_are_wide(
+    dsn: str, connect: Callable[..., Connection], tmp_path: Path
+) -> None:
+    with stage(dsn, tmp_path) as running:
+        judge(torture(connect, running, 12 * WIDE, turning=True, before=widen), 6 * WIDE)
+
+
+def widen(admin: Connection) -> None:
+    """Let sessions tarry where a race would have its window: after the clock, a position, a snapshot, a probe."""
+    for name, arguments, result, value in TARRYING:
+        admin.execute(
+            f"create or replace function bartleby.{name}({arguments}) returns {result} language plpgsql as $$"
+            f" declare v_value {result} := {value};"
+            f" begin if random() < 0.05 then perform pg_sleep(random() * 0.03); end if; return v_value; end $$".encode()
+        )
 
 
 @pytest.mark.slow
