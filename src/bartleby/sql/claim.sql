@@ -39,6 +39,9 @@ begin
   v_ceiling := bartleby.lease_floor(v_queue.id + 1);
   select * into v_reader from bartleby.lease l where l.id >= v_floor and l.id < v_ceiling
   order by l.id desc limit 1;
+  if not found then
+    perform bartleby.no_such_queue(p_queue);
+  end if;
   v_recorded := v_reader;
   for v_round in 1..2 loop
     if num_nonnulls(v_reader.holes, v_reader.young) = 0 and (num_nonnulls(v_reader.late, v_reader.parked) = 0
@@ -83,6 +86,7 @@ comment on function bartleby.claim(text, text, integer, interval) is
 
 create or replace function bartleby.extend(p_lease_ids bigint[], p_lease interval) returns void
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_kept bigint[];

@@ -37,7 +37,7 @@ create or replace function bartleby.configure_queue(p_queue text, p_policy jsonb
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
 as $$
 declare
-  v_queue bartleby.queue := bartleby.find_queue(p_queue);
+  v_queue bartleby.queue;
   v_key text;
   v_value jsonb;
 begin
@@ -45,6 +45,7 @@ begin
     raise exception 'a policy is a JSON object' using errcode = 'ZB003';
   end if;
   lock table bartleby.queue in share row exclusive mode;
+  v_queue := bartleby.find_queue(p_queue);
   for v_key, v_value in select e.key, e.value from jsonb_each(p_policy) e loop
     case v_key
       when 'max_attempts' then v_queue.max_attempts := bartleby.policy_integer(v_key, v_value, 1, 32000);
@@ -93,14 +94,16 @@ as $$ update bartleby.queue q set paused = false where q.id = (bartleby.find_que
 comment on function bartleby.resume_queue(text) is 'hand out messages again';
 
 -- Every sender holds its queue's position sequence locked until it ends. So dropping the sequence first waits for all
--- who know the queue; what they committed is then seen, and whoever comes later finds no queue.
+-- who know the queue; what they committed is then seen, and whoever comes later finds no queue. A sender that waits for
+-- the sequence meanwhile fails when it is gone.
 create or replace function bartleby.drop_queue(p_queue text, p_force boolean default false) returns void
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
 as $$
 declare
-  v_queue bartleby.queue := bartleby.find_queue(p_queue);
+  v_queue bartleby.queue;
 begin
   lock table bartleby.queue in share row exclusive mode;
+  v_queue := bartleby.find_queue(p_queue);
   if exists (select from bartleby.queue q where p_queue in (q.dead_letter_to, q.invalid_to)) then
     raise exception 'queue % is the dead_letter_to or invalid_to of another queue', p_queue using errcode = 'ZB009';
   end if;
@@ -115,6 +118,9 @@ begin
     raise exception 'queue % still has messages', p_queue using errcode = 'ZB009',
       hint = 'drop_queue(…, p_force => true) deletes them and their dead letters';
   end if;
+  -- leases first: this waits for whoever is settling one, and then sees what that left behind
+  delete from bartleby.lease l
+  where l.id >= bartleby.lease_floor(v_queue.id) and l.id < bartleby.lease_floor(v_queue.id + 1);
   delete from bartleby.log m where m.queue = v_queue.id;
   delete from bartleby.deferred d where d.queue = v_queue.id;
   delete from bartleby.dead_letter d where d.queue = v_queue.id;
@@ -122,7 +128,6 @@ begin
   delete from bartleby.unique_key u where u.queue = v_queue.id;
   delete from bartleby.hole h where h.queue = v_queue.id;
   delete from bartleby.sweep s where s.queue = v_queue.id;
-  delete from bartleby.lease l where l.id >= bartleby.lease_floor(v_queue.id) and l.id < bartleby.lease_floor(v_queue.id + 1);
   delete from bartleby.queue q where q.id = v_queue.id;
 end $$;
 comment on function bartleby.drop_queue(text, boolean) is 'remove an empty queue, or with force any queue';

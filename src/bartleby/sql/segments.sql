@@ -20,9 +20,10 @@ begin
     return 'busy';
   end if;
   select * into v_current from bartleby.segments() s where s.current;
-  select * into v_target from bartleby.segments() s where not s.current order by s.bytes, (s.slot - v_current.slot + 3) % 3 limit 1;
+  select * into v_target from bartleby.segments() s where not s.current
+  order by s.bytes, (s.slot - v_current.slot + 3) % 3 limit 1;
   if v_current.rows_written and v_current.bytes >= p_bytes and v_target.bytes <= v_current.bytes / 2 then
-    update bartleby.segment s set current = (s.slot = v_target.slot), settled_by = null
+    update bartleby.segment s set current = (s.slot = v_target.slot), settled_at = null
     where s.slot in (v_current.slot, v_target.slot);
     v_done := v_done || format('writing to %s', v_target.slot);
   end if;
@@ -38,7 +39,7 @@ create or replace function bartleby.clear_segment(p_slot smallint) returns text
 language plpgsql set lock_timeout = '100ms'
 as $$
 declare
-  v_settled_by xid8 := (select s.settled_by from bartleby.segment s where s.slot = p_slot);
+  v_settled_at timestamptz := (select s.settled_at from bartleby.segment s where s.slot = p_slot);
   v_most bigint := least(100000, greatest(1000,
     pg_stat_get_live_tuples(format('bartleby.log_%s', p_slot)::regclass) / 2));
   v_stragglers bigint := (select count(*) from bartleby.stragglers(p_slot, v_most + 1));
@@ -46,12 +47,12 @@ begin
   if v_stragglers > v_most then
     return format('%s is in use', p_slot);
   elsif v_stragglers > 0 then
-    update bartleby.segment s set settled_by = null where s.slot = p_slot and s.settled_by is not null;
+    update bartleby.segment s set settled_at = null where s.slot = p_slot and s.settled_at is not null;
     return format('%s: %s carried over', p_slot, bartleby.carry_over(p_slot, 10000));
-  elsif v_settled_by is null then
-    update bartleby.segment s set settled_by = pg_current_xact_id() where s.slot = p_slot;
+  elsif v_settled_at is null or v_settled_at > bartleby.server_clock() then
+    update bartleby.segment s set settled_at = bartleby.server_clock() where s.slot = p_slot;
     return format('%s is settled', p_slot);
-  elsif bartleby.oldest_snapshot_age() >= age((v_settled_by::text::numeric % 4294967296)::text::xid) then
+  elsif bartleby.has_snapshot_before(v_settled_at) then
     return format('%s waits for an older snapshot', p_slot);
   end if;
   execute format('lock table bartleby.log_%s in access exclusive mode', p_slot);
@@ -59,7 +60,7 @@ begin
     return format('%s is in use', p_slot);
   end if;
   execute format('truncate bartleby.log_%s', p_slot);
-  update bartleby.segment s set settled_by = null where s.slot = p_slot;
+  update bartleby.segment s set settled_at = null where s.slot = p_slot;
   return format('%s emptied', p_slot);
 exception when lock_not_available then
   return format('%s is locked', p_slot);
@@ -68,14 +69,14 @@ comment on function bartleby.clear_segment(smallint) is 'bring a segment one ste
 
 -- Sessions of other users show their snapshot only to those who may read all statistics; without that right, only
 -- one's own are waited for.
-create or replace function bartleby.oldest_snapshot_age() returns integer
+create or replace function bartleby.has_snapshot_before(p_time timestamptz) returns boolean
 language sql stable
 as $$
-  select coalesce(max(age(a.backend_xmin)), -1) from pg_stat_activity a
-  where a.datname = current_database() and a.pid <> pg_backend_pid()
-    and a.backend_type in ('client backend', 'walsender')
+  select exists (select from pg_stat_activity a
+    where a.datname = current_database() and a.pid <> pg_backend_pid() and a.backend_xmin is not null
+      and a.xact_start <= p_time and a.backend_type in ('client backend', 'walsender'))
 $$;
-comment on function bartleby.oldest_snapshot_age() is 'how many transactions ago the oldest snapshot was taken';
+comment on function bartleby.has_snapshot_before(timestamptz) is 'whether a transaction that began before a time has a snapshot';
 
 create or replace function bartleby.carry_over(p_slot smallint, p_limit integer) returns bigint
 language plpgsql set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off

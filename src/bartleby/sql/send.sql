@@ -24,7 +24,8 @@ begin
   end if;
   if p_payload is null or pg_column_size(p_payload) > least(1000, v_queue.payload_limit)
     or num_nonnulls(p_headers, p_key, p_delay, p_max_attempts, p_generation, p_unique_for) > 0 then
-    perform bartleby.check_message(v_queue, null, p_payload, p_headers, p_key, p_delay, p_max_attempts, p_unique_for);
+    perform bartleby.check_message(v_queue, null, p_payload, p_headers, p_key, p_delay, p_max_attempts, p_generation,
+      p_unique_for);
   end if;
   v_xid := pg_current_xact_id()::text::bigint;
   v_now := bartleby.clock();
@@ -71,8 +72,9 @@ begin
   v_odd := bartleby.check_messages(v_queue, p_messages);
   perform pg_current_xact_id();
   if v_odd > 0 then
-    return query select bartleby.send(p_queue, m.payload, m.headers, m.key, m.delay, m.max_attempts, m.generation,
-      m.unique_for) from bartleby.message_fields(p_messages) m;
+    return query select bartleby.send(p_queue, m -> 'payload', nullif(m -> 'headers', 'null'), m ->> 'key',
+      bartleby.duration(m -> 'delay'), (m ->> 'max_attempts')::integer, (m ->> 'generation')::bigint,
+      bartleby.duration(m -> 'unique_for')) from jsonb_array_elements(p_messages) m;
     return;
   end if;
   return query insert into bartleby.log (position, id, created_at, queue, slot, max_attempts, big, generation, key,
@@ -88,67 +90,72 @@ comment on function bartleby.send_many(text, jsonb) is
   'append a JSON array of messages {"payload", "headers", "key", "delay", "max_attempts", "generation", "unique_for"}; '
   'returns their ids in order; one bad message is an error that names its index, and nothing is sent';
 
+-- A transaction that notifies cannot be prepared: who uses two phases says `set bartleby.notify = off`, and the worker
+-- finds the message by its poll.
 create or replace function bartleby.wake(p_queue bartleby.queue) returns void
 language plpgsql
 as $$
 begin
-  if pg_sequence_last_value(p_queue.idle) > extract(epoch from bartleby.clock()) * 1000 then
+  if pg_sequence_last_value(p_queue.idle) > extract(epoch from bartleby.clock()) * 1000
+    and coalesce(current_setting('bartleby.notify', true), '') <> 'off' then
     perform pg_notify('bartleby_' || p_queue.id, '');
   end if;
 end $$;
 comment on function bartleby.wake(bartleby.queue) is 'notify the workers of a queue if one may be asleep';
 
--- Returns how many messages have a delay or a uniqueness, which only send() knows how to treat.
+-- Returns how many messages have a delay or a uniqueness, which only send() knows how to treat. What only has a small
+-- payload is not looked at closely.
 create or replace function bartleby.check_messages(p_queue bartleby.queue, p_messages jsonb) returns bigint
 language plpgsql stable set search_path = pg_catalog, bartleby, pg_temp
 as $$
 declare
+  v_known text[] := '{payload,headers,key,delay,max_attempts,generation,unique_for}';
+  v_bad bigint;
+  v_rich bigint;
   v_odd bigint;
-  v_index bigint;
-  v_message jsonb;
-  v_key text;
 begin
   if p_messages is null or jsonb_typeof(p_messages) <> 'array' then
     raise exception 'messages must be a JSON array' using errcode = 'ZB004';
   end if;
-  -- what only has a small payload needs no closer look
-  select count(*) filter (where m.value ?| '{delay,unique_for}') into v_odd
-  from jsonb_array_elements(p_messages) m
-  where not (m.value ? 'payload' and m.value - 'payload' = '{}');
-  for v_index, v_message in
-    select m.ordinality - 1, m.value from jsonb_array_elements(p_messages) with ordinality m
-    where jsonb_typeof(m.value) <> 'object' or not m.value ? 'payload' or m.value - 'payload' <> '{}'
-      or pg_column_size(m.value) > least(1000, p_queue.payload_limit)
-  loop
-    if jsonb_typeof(v_message) <> 'object' or not v_message ? 'payload' then
-      perform bartleby.bad_message(v_index, 'a message is an object with the key "payload"');
-    end if;
-    select k into v_key from jsonb_object_keys(
-      v_message - '{payload,headers,key,delay,max_attempts,generation,unique_for}'::text[]) k limit 1;
-    if found then
-      perform bartleby.bad_message(v_index, format('unknown key "%s"', left(v_key, 80)));
-    end if;
-    begin
-      perform bartleby.check_message(p_queue, v_index, m.payload, m.headers, m.key, m.delay, m.max_attempts, m.unique_for)
-      from bartleby.message_fields(jsonb_build_array(v_message)) m;
-    exception when data_exception then
-      perform bartleby.bad_message(v_index, sqlerrm);
-    end;
-  end loop;
+  select min(m.ordinality - 1) filter (where case when jsonb_typeof(m.value) = 'object'
+      then not m.value ? 'payload' or m.value - 'payload' <> '{}' and m.value - v_known <> '{}' else true end),
+    count(*) filter (where case when jsonb_typeof(m.value) = 'object' then m.value - 'payload' <> '{}' end
+      or pg_column_size(m.value) > least(1000, p_queue.payload_limit)),
+    count(*) filter (where m.value ?| '{delay,unique_for}')
+  into v_bad, v_rich, v_odd
+  from jsonb_array_elements(p_messages) with ordinality m;
+  if v_bad is not null then
+    perform bartleby.bad_message(v_bad, coalesce((
+      select format('unknown key "%s"', left(k, 80)) from jsonb_object_keys(
+        case when p_messages -> v_bad::integer ? 'payload' and jsonb_typeof(p_messages -> v_bad::integer) = 'object'
+        then p_messages -> v_bad::integer else '{}' end - v_known) k limit 1),
+      'a message is an object with the key "payload"'));
+  elsif v_rich > 0 then
+    perform bartleby.check_fields(p_queue, p_messages);
+  end if;
   return v_odd;
 end $$;
 comment on function bartleby.check_messages(bartleby.queue, jsonb) is 'raises an error for the first bad message';
 
-create or replace function bartleby.message_fields(p_messages jsonb) returns table (payload jsonb, headers jsonb, key text,
-  delay interval, max_attempts integer, generation bigint, unique_for interval)
-language sql stable
+create or replace function bartleby.check_fields(p_queue bartleby.queue, p_messages jsonb) returns void
+language plpgsql stable
 as $$
-  select m.value -> 'payload', nullif(m.value -> 'headers', 'null'), m.value ->> 'key',
-    bartleby.duration(m.value -> 'delay'), (m.value ->> 'max_attempts')::integer, (m.value ->> 'generation')::bigint,
-    bartleby.duration(m.value -> 'unique_for')
-  from jsonb_array_elements(p_messages) with ordinality m order by m.ordinality
-$$;
-comment on function bartleby.message_fields(jsonb) is 'the fields of the messages given to send_many';
+declare
+  v_index bigint;
+  v_message jsonb;
+begin
+  for v_index, v_message in
+    select m.ordinality - 1, m.value from jsonb_array_elements(p_messages) with ordinality m
+    where m.value - 'payload' <> '{}' or pg_column_size(m.value) > least(1000, p_queue.payload_limit)
+  loop
+    perform bartleby.check_message(p_queue, v_index, v_message -> 'payload', nullif(v_message -> 'headers', 'null'),
+      v_message ->> 'key', bartleby.duration(v_message -> 'delay'), (v_message ->> 'max_attempts')::integer,
+      (v_message ->> 'generation')::bigint, bartleby.duration(v_message -> 'unique_for'));
+  end loop;
+exception when data_exception then
+  perform bartleby.bad_message(v_index, sqlerrm);
+end $$;
+comment on function bartleby.check_fields(bartleby.queue, jsonb) is 'raises an error for the first message with a bad field';
 
 create or replace function bartleby.duration(p_value jsonb) returns interval
 language sql stable
@@ -158,9 +165,10 @@ as $$
 $$;
 comment on function bartleby.duration(jsonb) is 'seconds as a number, or an interval as text';
 
--- Depth and digits: jsonb holds more than most readers can decode.
+-- Depth and digits: jsonb holds more than most readers can decode. Small payloads are not looked at: what they can hold
+-- of this kind (1e130000) spoils no other message, since clients decode one at a time.
 create or replace function bartleby.check_message(p_queue bartleby.queue, p_index bigint, p_payload jsonb, p_headers jsonb,
-  p_key text, p_delay interval, p_max_attempts integer, p_unique_for interval) returns void
+  p_key text, p_delay interval, p_max_attempts integer, p_generation bigint, p_unique_for interval) returns void
 language plpgsql stable set search_path = pg_catalog, bartleby, pg_temp
 as $$
 declare
@@ -174,7 +182,8 @@ begin
       hint = 'send a reference to the data, or raise the policy key payload_limit';
   elsif v_size > 1000 and jsonb_path_exists(jsonb_build_array(p_payload, p_headers), '$.**{502 to last}') then
     perform bartleby.bad_message(p_index, 'payload or headers are nested more than 500 deep');
-  elsif v_size > 1000 and bartleby.has_long_number(p_payload::text || coalesce(p_headers::text, '')) then
+  elsif v_size > 1000 and jsonb_path_exists(jsonb_build_array(p_payload, p_headers),
+    '$.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4300))') then
     perform bartleby.bad_message(p_index, 'payload or headers have a number of more than 4300 digits');
   elsif jsonb_typeof(p_headers) <> 'object' then
     perform bartleby.bad_message(p_index, 'headers must be a JSON object');
@@ -184,22 +193,16 @@ begin
     perform bartleby.bad_message(p_index, 'a delay is between 0 and 100 years');
   elsif p_max_attempts not between 1 and 32000 then
     perform bartleby.bad_message(p_index, 'max_attempts is between 1 and 32000');
+  elsif p_generation < 0 then
+    perform bartleby.bad_message(p_index, 'a generation is not negative');
   elsif p_unique_for is not null and p_key is null then
     perform bartleby.bad_message(p_index, 'unique_for needs a key');
   elsif p_unique_for <= interval '0' or p_unique_for > interval '100 years' then
     perform bartleby.bad_message(p_index, 'unique_for is more than 0 and at most 100 years');
   end if;
 end $$;
-comment on function bartleby.check_message(bartleby.queue, bigint, jsonb, jsonb, text, interval, integer, interval) is
+comment on function bartleby.check_message(bartleby.queue, bigint, jsonb, jsonb, text, interval, integer, bigint, interval) is
   'raises an error for a message that cannot be sent';
-
-create or replace function bartleby.has_long_number(p_text text) returns boolean
-language sql immutable
-as $$
-  select p_text ~ '[0-9]{250}' and exists (
-    select from regexp_matches(p_text, '[0-9]+', 'g') m where length(m[1]) > 4300)
-$$;
-comment on function bartleby.has_long_number(text) is 'whether a number has more digits than readers can be expected to take';
 
 create or replace function bartleby.bad_message(p_index bigint, p_problem text) returns void
 language plpgsql immutable

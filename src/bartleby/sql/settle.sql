@@ -5,11 +5,21 @@
 
 create or replace function bartleby.ack(p_lease_id bigint, p_positions bigint[] default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
+  v_pending int8multirange;
   v_lease bartleby.lease;
 begin
-  if cardinality(p_positions) = 0 then
+  if p_positions is null then
+    -- the usual way, short: a whole lease in which nothing was ever dead
+    select l.pending into v_pending from bartleby.lease l where l.id = p_lease_id;
+    update bartleby.lease l set pending = '{}'
+    where l.id = p_lease_id and l.pending = v_pending and not isempty(v_pending) and l.replayed is null;
+    if found then
+      return bartleby.count_positions(v_pending);
+    end if;
+  elsif cardinality(p_positions) = 0 then
     return 0;
   end if;
   v_lease := bartleby.take(p_lease_id, bartleby.ranges(p_positions));
@@ -61,6 +71,7 @@ comment on function bartleby.lease_lost(bigint[]) is 'raises the error for lease
 create or replace function bartleby.release(p_lease_id bigint, p_positions bigint[] default null,
   p_delay interval default '0') returns integer
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_lease bartleby.lease;
@@ -116,6 +127,7 @@ comment on function bartleby.count_positions(int8multirange) is 'how many positi
 create or replace function bartleby.fail(p_lease_id bigint, p_failures jsonb)
 returns table ("position" bigint, message_id bigint, verdict text, retry_at timestamptz)
 language plpgsql security definer rows 100 set search_path = pg_catalog, bartleby, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_positions bigint[] := bartleby.check_failures(p_failures);
@@ -131,6 +143,7 @@ comment on function bartleby.fail(bigint, jsonb) is
 create or replace function bartleby.reject(p_lease_id bigint, p_position bigint, p_reason text,
   p_description text default null) returns void
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off
 as $$
 begin
   if p_reason is null or p_reason not in ('delivery_error', 'unacceptable') then

@@ -62,10 +62,10 @@ comment on column bartleby.queue.jitter is 'full or none; null: full for exponen
 create table if not exists bartleby.segment (
   slot smallint primary key,
   current boolean not null,
-  settled_by xid8
+  settled_at timestamptz
 );
 comment on table bartleby.segment is 'the ring of three log segments, and which one is written';
-comment on column bartleby.segment.settled_by is 'the transaction that found every message in it settled';
+comment on column bartleby.segment.settled_at is 'by the server''s clock: since when every message in it is settled';
 insert into bartleby.segment (slot, current)
 select s.slot, s.slot = 0 from generate_series(0, 2) as s (slot) on conflict do nothing;
 
@@ -207,6 +207,11 @@ create or replace function bartleby.clock() returns timestamptz
 language sql volatile
 as $$ select pg_catalog.clock_timestamp() $$;
 comment on function bartleby.clock() is 'the only source of time; tests replace it';
+
+create or replace function bartleby.server_clock() returns timestamptz
+language sql volatile
+as $$ select pg_catalog.clock_timestamp() $$;
+comment on function bartleby.server_clock() is 'time to compare with times that PostgreSQL itself has recorded';
 
 do $$
 begin
