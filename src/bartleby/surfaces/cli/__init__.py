@@ -4,12 +4,14 @@ Data goes to standard output, with --json as one document; everything else goes 
 1 it failed, 2 the command was not understood.
 """
 
+import signal
 import sys
 
 import click
 
-from bartleby.errors import BartlebyError
+from bartleby.errors import BartlebyError, QueueInUse, UnknownQueue
 from bartleby.surfaces.cli import database, demo, queues
+from bartleby.surfaces.cli.connecting import printable
 from bartleby.version import __version__
 
 
@@ -37,14 +39,23 @@ for command in (
     cli.add_command(command)
 
 
+# The SQL core words its hints for psql.
+_HINTS: dict[type[BartlebyError], str] = {
+    UnknownQueue: "bartleby queues lists them; create one: bartleby queues create NAME",
+    QueueInUse: "bartleby queues drop NAME --force deletes it with its messages and dead letters",
+}
+
+
 def main() -> None:
     """Run the command line; every error ends in a sentence and its remedy, not in a traceback."""
     import psycopg
 
+    # As Ctrl-C does, so that an embedded PostgreSQL is never left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         cli()
     except BartlebyError as error:
-        fail(str(error), error.hint)
+        fail(str(error), error.hint and _HINTS.get(type(error), error.hint))
     except psycopg.OperationalError as error:
         fail(f"the database cannot be reached: {error}", "check --dsn, or BARTLEBY_DSN, and that the server is running")
     except psycopg.errors.InsufficientPrivilege as error:
@@ -55,7 +66,7 @@ def main() -> None:
 
 def fail(problem: str, hint: str | None = None) -> None:
     """Say what is wrong and end."""
-    click.echo(f"bartleby: {problem.strip()}", err=True)
+    click.echo(f"bartleby: {printable(problem.strip())}", err=True)
     if hint:
-        click.echo(f"hint: {hint}", err=True)
+        click.echo(f"hint: {printable(hint)}", err=True)
     sys.exit(1)

@@ -1,6 +1,8 @@
 """Which database a command speaks to: the one that was named, else the embedded PostgreSQL."""
 
 import json
+import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -31,9 +33,14 @@ def database(given: str | None) -> Iterator[str]:
 
 @contextmanager
 def client(given: str | None) -> Iterator[Client]:
-    """Yield a client of that database."""
-    with database(given) as dsn, Client(dsn) as opened:
-        yield opened
+    """Yield a client of that database, or fail at once: a client by itself waits for its server."""
+    import psycopg
+
+    with database(given) as dsn:
+        settings = Settings.load(dsn=dsn)
+        psycopg.connect(dsn, connect_timeout=math.ceil(settings.connect_timeout)).close()
+        with Client(settings=settings) as opened:
+            yield opened
 
 
 def prepare(dsn: str) -> None:
@@ -51,8 +58,9 @@ def prepare(dsn: str) -> None:
 
 
 def show_json(value: object) -> None:
-    """Print one JSON document."""
-    click.echo(json.dumps(value, default=_plain, indent=2, ensure_ascii=False))
+    """Print one JSON document, with everything escaped that could steer a terminal."""
+    text = json.dumps(value, default=_plain, indent=2, ensure_ascii=False)
+    click.echo("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text))
 
 
 def _plain(value: Any) -> object:  # noqa: ANN401 - whatever json does not know
@@ -62,21 +70,28 @@ def _plain(value: Any) -> object:  # noqa: ANN401 - whatever json does not know
 
 
 def show_table(columns: list[str], rows: list[list[str]]) -> None:
-    """Print a table: with lines on a terminal, plain columns into a pipe."""
+    """Print a table: fitted to a terminal, or as plain columns into a pipe, where nothing is folded."""
+    cells = [[printable(cell.replace("\n", " ")) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        for row in (columns, *cells):
+            padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            click.echo("  ".join(padded).rstrip())
+        return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    table = Table(box=SIMPLE_HEAD if console.is_terminal else None, header_style="bold", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    console.print(table, soft_wrap=not console.is_terminal)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    Console().print(table)
 
 
 def printable(text: str) -> str:
     """Return a text that cannot steer a terminal."""
-    return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
+    text = text.replace("\t", "    ")
+    return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text)

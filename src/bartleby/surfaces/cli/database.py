@@ -1,5 +1,7 @@
 """Commands about the database itself: install, upgrade, uninstall, sql, dev, doctor."""
 
+import contextlib
+import time
 from pathlib import Path
 
 import click
@@ -8,11 +10,13 @@ from bartleby import schema
 from bartleby.surfaces.cli import checkup
 from bartleby.surfaces.cli.connecting import client, database, prepare, show_json, show_table
 
+_LOOK_SECONDS = 0.2
+
 
 @click.command()
 @click.pass_obj
 def install(dsn: str | None) -> None:
-    """Install the schema `bartleby`; where it is already, nothing is lost."""
+    """Install the schema. Where it is already, nothing is lost."""
     import psycopg
 
     with database(dsn) as target, psycopg.connect(target, autocommit=True) as connection:
@@ -50,7 +54,7 @@ def uninstall(dsn: str | None, yes: bool) -> None:
 @click.command()
 @click.option("--uninstall", "remove", is_flag=True, help="What removes the schema.")
 def sql(remove: bool) -> None:
-    """Print the SQL that installs the schema, to read it or to give it to psql."""
+    """Print the SQL that installs the schema. To read it, or to give it to psql."""
     click.echo((schema.SQL / "uninstall.sql").read_text() if remove else schema.install_sql())
 
 
@@ -58,17 +62,14 @@ def sql(remove: bool) -> None:
 @click.option("--directory", type=click.Path(path_type=Path, file_okay=False), help="Where the server lives.")
 @click.option("--stop", is_flag=True, help="Stop the server that is running there.")
 def dev(directory: Path | None, stop: bool) -> None:
-    """Run the embedded PostgreSQL with the schema in it, until Ctrl-C."""
-    import signal
-
+    """Run the embedded PostgreSQL. The schema is in it; Ctrl-C stops it, and its data stays."""
     from bartleby.dev import running, start
 
     if stop:
         server = running(directory)
-        if server is None:
-            click.echo("no embedded PostgreSQL is running there", err=True)
-        else:
+        if server is not None:
             server.stop()
+        click.echo("no embedded PostgreSQL is running there" if server is None else "stopped", err=True)
         return
     with start(directory) as server:
         prepare(server.dsn)
@@ -77,16 +78,17 @@ def dev(directory: Path | None, stop: bool) -> None:
             click.echo("it is running already", err=True)
             return
         click.echo(f"PostgreSQL lives in {server.directory}; Ctrl-C stops it, its data stays", err=True)
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, lambda _number, _frame: None)
-        signal.pause()
+        with contextlib.suppress(KeyboardInterrupt):
+            while running(directory) is not None:
+                time.sleep(_LOOK_SECONDS)
+    click.echo("stopped", err=True)
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_obj
 def doctor(dsn: str | None, as_json: bool) -> None:
-    """Look for what will hurt later: versions, drift, durability, long transactions, segments, disk."""
+    """Look for what will hurt later. Versions, drift, durability, long transactions, segments, disk."""
     with client(dsn) as opened:
         findings = checkup.examine(opened)
     if as_json:

@@ -14,7 +14,7 @@ from bartleby.surfaces.cli.connecting import prepare
 
 @click.command()
 def demo() -> None:
-    """Send, claim, fail, retry, die and replay, on a PostgreSQL of its own."""
+    """Watch a message fail, die and be replayed. On a PostgreSQL of its own that leaves nothing behind."""
     from bartleby import dev
 
     folder = Path(tempfile.mkdtemp(prefix="bartleby-demo-"))

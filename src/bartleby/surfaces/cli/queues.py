@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from bartleby.errors import InvalidMessage, InvalidPolicy
-from bartleby.surfaces.cli.connecting import client, printable, show_json, show_table
+from bartleby.client import Client
+from bartleby.errors import InvalidMessage, InvalidPolicy, UnknownQueue
+from bartleby.surfaces.cli.connecting import client, show_json, show_table
 
 _BULK = 1000
 
@@ -35,24 +36,19 @@ def send(  # noqa: PLR0917 - click passes them by name
     unique_for: float | None,
     lines: bool,
 ) -> None:
-    """Send PAYLOAD, which is JSON, to QUEUE; without it, read it from standard input. Prints the message id."""
+    """Send a message. PAYLOAD is JSON; without it, it is read from standard input. Prints the message id."""
     options: dict[str, Any] = {"key": key, "delay": delay, "max_attempts": max_attempts, "unique_for": unique_for}
     options = {name: value for name, value in options.items() if value is not None}
     if headers:
         options["headers"] = dict(_header(header) for header in headers)
+    if lines and payload is not None:
+        raise click.UsageError("--lines reads the payloads from standard input: leave PAYLOAD out")
     with client(dsn) as opened:
-        if not lines:
-            text = sys.stdin.read() if payload in {None, "-"} else payload
+        if lines:
+            _send_lines(opened, queue, options)
+        else:
+            text = "".join(_input()) if payload in {None, "-"} else payload
             click.echo(opened.send(queue, _json(text or "", "the payload"), **options))
-            return
-        for numbers, messages in _bulks(options):
-            try:
-                sent = opened.send_many(queue, messages)
-            except InvalidMessage as error:
-                place = numbers[error.index or 0]
-                raise InvalidMessage(f"line {place}: {error}; what stood before line {numbers[0]} was sent") from error
-            for message_id in sent:
-                click.echo(message_id)
 
 
 @click.group(invoke_without_command=True)
@@ -117,29 +113,50 @@ def drop(dsn: str | None, name: str, force: bool) -> None:
 
 @click.command()
 @click.argument("queue", required=False)
-@click.option("--limit", default=50, show_default=True)
+@click.option("--limit", type=click.IntRange(min=1, max=100_000), default=50, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_obj
 def dead(dsn: str | None, queue: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, the newest first."""
     with client(dsn) as opened:
         letters = opened.dead_letters(queue, limit=limit)
+        if queue is not None and not letters and queue not in {each.name for each in opened.queues()}:
+            raise UnknownQueue(f"unknown queue: {queue!r}", hint="bartleby queues lists them")
     if as_json:
         show_json(letters)
+    elif not letters:
+        click.echo("no dead letters", err=True)
     else:
         rows = [
             [str(letter.message_id), letter.queue, letter.reason, str(letter.attempts), _when(letter.dead_at),
-             printable(f"{letter.error_type}: {letter.error}"[:200])]
+             ": ".join(filter(None, (letter.error_type, letter.error)))[:200]]
             for letter in letters
         ]  # fmt: skip
         show_table(["message", "queue", "reason", "attempts", "dead at", "error"], rows)
 
 
-def _bulks(options: dict[str, Any]) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
-    lines = ((number, line) for number, line in enumerate(sys.stdin, 1) if line.strip())
+def _send_lines(opened: Client, queue: str, options: dict[str, Any]) -> None:
+    lines = ((number, line) for number, line in enumerate(_input(), 1) if line.strip())
+    sent = 0
     while bulk := list(islice(lines, _BULK)):
-        numbers = [number for number, _ in bulk]
-        yield numbers, [{"payload": _json(line, f"line {number}"), **options} for number, line in bulk]
+        try:
+            messages = [{"payload": _json(line, f"line {number}"), **options} for number, line in bulk]
+            for message_id in opened.send_many(queue, messages):
+                click.echo(message_id)
+        except InvalidMessage as error:
+            problem = str(error)
+            if error.index is not None:
+                problem = f"line {bulk[error.index][0]}: {problem.partition(': ')[2]}"
+            done = f"the {sent} messages before line {bulk[0][0]} were sent" if sent else "nothing was sent"
+            raise InvalidMessage(f"{problem}; {done}", hint=error.hint) from None
+        sent += len(bulk)
+
+
+def _input() -> Iterator[str]:
+    try:
+        yield from sys.stdin or ()
+    except UnicodeDecodeError as error:
+        raise InvalidMessage(f"standard input is not text: {error}") from None
 
 
 def _json(text: str, what: str) -> object:
@@ -152,7 +169,7 @@ def _json(text: str, what: str) -> object:
 def _policy(text: str) -> dict[str, Any]:
     try:
         policy = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidPolicy(f"the policy is not JSON: {error}") from None
     if not isinstance(policy, dict):
         raise InvalidPolicy("a policy is a JSON object")
