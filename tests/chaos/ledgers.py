@@ -94,7 +94,7 @@ def _read_consumer(
                 raise AssertionError(f"{path.name}: {word}")
         if word in {"A", "F"}:
             for value in values:
-                del held[number, value]
+                held.pop((number, value), None)
     for value in held.values():
         open_ended[value] += 1
         if was_killed:

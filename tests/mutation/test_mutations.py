@@ -233,9 +233,16 @@ MUTATIONS = [
     Mutation(
         "truncation waits for no snapshot",
         "segments.sql",
-        "elsif bartleby.oldest_snapshot_age() >=",
-        "elsif -1 >=",
+        "elsif bartleby.has_snapshot_before(v_settled_at) then",
+        "elsif false then",
         segment_races.a_dump_that_began_before_a_turn_sees_every_message,
+    ),
+    Mutation(
+        "a segment settled in the future waits for that day",
+        "segments.sql",
+        " or v_settled_at > bartleby.server_clock() then",
+        " then",
+        segment_races.a_ring_settled_in_the_future_turns,
     ),
     Mutation(
         "holes put aside count as settled",
