@@ -106,12 +106,13 @@ class TestStaleLease:
         assert snapshot_of_everything(conn) == before
 
     @pytest.mark.parametrize("settlement", SETTLEMENTS)
-    @pytest.mark.parametrize("lease", [0, -1, 1, 2**63 - 1])
-    def test_a_lease_that_never_was_is_refused(self, conn: Connection, settlement: str, lease: int) -> None:
-        forged = Claim([{**message, "lease_id": lease} for message in claimed(conn).messages])
+    def test_a_lease_that_never_was_is_refused(self, conn: Connection, settlement: str) -> None:
+        real = claimed(conn)
         before = snapshot_of_everything(conn)
-        with refused("ZB006"):
-            SETTLEMENTS[settlement](conn, forged)
+        for lease in (0, -1, 1, 2**63 - 1):
+            forged = Claim([{**message, "lease_id": lease} for message in real.messages])
+            with refused("ZB006"):
+                SETTLEMENTS[settlement](conn, forged)
         assert snapshot_of_everything(conn) == before
 
     def test_a_lapsed_lease_that_nobody_took_back_is_still_good(self, conn: Connection, clock: Clock) -> None:
