@@ -2,5 +2,5 @@
 
 import pytest
 
-for _name in ("deferred_races", "model", "races", "segment_races", "sessions", "world"):
+for _name in ("deferred_races", "model", "races", "segment_races", "sessions", "sleep_races", "world"):
     pytest.register_assert_rewrite(f"tests.property.{_name}")

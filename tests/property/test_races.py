@@ -8,10 +8,19 @@ from tests.property.deferred_races import DEFERRED_RACES
 from tests.property.races import RACES
 from tests.property.segment_races import SEGMENT_RACES
 from tests.property.sessions import Sessions
+from tests.property.sleep_races import SLEEP_RACES
+
+ALL = [*RACES, *DEFERRED_RACES, *SEGMENT_RACES, *SLEEP_RACES]
+OPEN = {
+    "a_worker_that_falls_asleep_again_is_woken_until_it_wakes": "idle() allows more sleep than it announces",
+    "a_worker_beside_an_open_delayed_send_sleeps_for_a_moment": "idle() does not see what is being deferred",
+}
 
 
-@pytest.mark.parametrize("race", [*RACES, *DEFERRED_RACES, *SEGMENT_RACES], ids=lambda race: race.__name__)
-def test_race(dsn: str, race: Callable[[Sessions], None]) -> None:
+@pytest.mark.parametrize("race", ALL, ids=lambda race: race.__name__)
+def test_race(dsn: str, race: Callable[[Sessions], None], request: pytest.FixtureRequest) -> None:
+    if race.__name__ in OPEN:
+        request.applymarker(pytest.mark.xfail(reason=OPEN[race.__name__], strict=False))
     with Sessions(dsn) as sessions:
         race(sessions)
         assert sessions.opened
