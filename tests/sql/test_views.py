@@ -1,0 +1,156 @@
+"""What people look at: the numbers of a worked example, and what differs from what was installed."""
+
+import pytest
+
+from tests.clock import move_clock
+from tests.sql.support import (
+    Connect,
+    Connection,
+    ack,
+    claim,
+    column,
+    create,
+    fail_all,
+    reap,
+    release,
+    rows,
+    send,
+    send_count,
+    stats,
+    value,
+)
+
+
+@pytest.fixture
+def conn(conn: Connection) -> Connection:
+    create(conn)
+    return conn
+
+
+def numbers(conn: Connection, queue: str = "q") -> tuple[int, ...]:
+    found = stats(conn, queue)
+    return tuple(found[name] for name in ("ready", "leased", "deferred", "dead", "leases"))
+
+
+def test_a_worked_example(conn: Connection) -> None:
+    clock = move_clock(conn)
+    create(conn, "other")
+    assert numbers(conn) == (0, 0, 0, 0, 0)
+    send_count(conn, 10)
+    assert numbers(conn) == (10, 0, 0, 0, 0)
+    first, second = claim(conn, 3), claim(conn, 2)
+    assert numbers(conn) == (5, 5, 0, 0, 2)
+    ack(conn, first.lease, first.positions[:1])
+    assert numbers(conn) == (5, 4, 0, 0, 2)
+    fail_all(conn, second, delay=10)
+    assert numbers(conn) == (5, 2, 2, 0, 1)
+    conn.execute("select bartleby.reject(%s, %s, 'unacceptable')", [first.lease, first.positions[1]])
+    assert numbers(conn) == (5, 1, 2, 1, 1)
+    release(conn, first.lease, delay="1 hour")
+    assert numbers(conn) == (5, 0, 3, 1, 0)
+    send(conn, 11, delay="5 seconds")
+    assert numbers(conn) == (5, 0, 4, 1, 0)
+    reap(conn)
+    assert numbers(conn) == (5, 0, 4, 1, 0)
+    clock.advance(11)
+    assert len(claim(conn, 100).messages) == 8
+    assert numbers(conn) == (0, 8, 1, 1, 1)
+    reap(conn)
+    assert numbers(conn) == (0, 8, 1, 1, 1)
+    assert numbers(conn, "other") == (0, 0, 0, 0, 0)
+
+
+def test_the_oldest_ready_message_has_its_time(conn: Connection) -> None:
+    move_clock(conn).advance(-100)
+    assert stats(conn)["oldest_ready_at"] is None
+    send_count(conn, 3)
+    created = column(conn, "select created_at from bartleby.messages order by position")
+    assert stats(conn)["oldest_ready_at"] == created[0]
+    claim(conn, 2)
+    assert stats(conn)["oldest_ready_at"] == created[2]
+    claim(conn)
+    assert stats(conn)["oldest_ready_at"] is None
+
+
+def test_the_next_due_message_has_its_time(conn: Connection) -> None:
+    assert stats(conn)["next_due_at"] is None
+    send(conn, 1, delay="2 hours")
+    send(conn, 2, delay="1 hour")
+    due = value(conn, "select min(run_at) from bartleby.messages")
+    assert stats(conn)["next_due_at"] == due
+
+
+def test_every_living_message_is_listed_once_with_its_place(conn: Connection) -> None:
+    send_count(conn, 4)
+    send(conn, 5, delay="1 hour")
+    ack(conn, claim(conn).lease)
+    claim(conn)
+    fail_all(conn, claim(conn), verdict="dead")
+    assert rows(conn, "select payload, state, queue from bartleby.messages order by message_id") == [
+        {"payload": 2, "state": "leased", "queue": "q"},
+        {"payload": 4, "state": "ready", "queue": "q"},
+        {"payload": 5, "state": "deferred", "queue": "q"},
+    ]
+
+
+def test_messages_that_were_passed_are_listed_when_they_are_visible(connect: Connect, conn: Connection) -> None:
+    sender = connect(autocommit=False)
+    send(sender, "late")
+    send_count(conn, 5)
+    assert len(claim(conn, 5).messages) == 5
+    assert "late" not in column(conn, "select payload from bartleby.messages")
+    sender.commit()
+    assert rows(conn, "select payload, state from bartleby.messages where state = 'ready'") == [
+        {"payload": "late", "state": "ready"}
+    ]
+
+
+def drift(conn: Connection) -> dict[str, str]:
+    found = rows(conn, "select replace(object, 'bartleby.', '') as object, change from bartleby.drift()")
+    return {changed["object"]: changed["change"] for changed in found}
+
+
+class TestDrift:
+    def test_a_fresh_installation_has_none(self, conn: Connection) -> None:
+        assert drift(conn) == {}
+
+    def test_queues_come_and_go_without_any(self, conn: Connection) -> None:
+        create(conn, "other")
+        conn.execute("select bartleby.drop_queue('other')")
+        assert drift(conn) == {}
+
+    @pytest.mark.parametrize(
+        ("deed", "expected"),
+        [
+            (
+                "create or replace function bartleby.version() returns text language sql as $$ select 'x' $$",
+                {"function version()": "changed"},
+            ),
+            ("alter function bartleby.reap() security invoker", {"function reap()": "changed"}),
+            ("alter function bartleby.reap() reset search_path", {"function reap()": "changed"}),
+            ("drop function bartleby.segments()", {"function segments()": "missing"}),
+            (
+                "create function bartleby.mine() returns int language sql as 'select 1'",
+                {"function mine()": "added"},
+            ),
+            ("drop index bartleby.deferred_due", {"index deferred_due": "missing"}),
+            ("create index extra on bartleby.log_0 (key)", {"index extra": "added"}),
+            ("alter table bartleby.queue add column note text", {"table queue": "changed"}),
+            ("alter table bartleby.queue alter column lease drop not null", {"table queue": "changed"}),
+            ("alter table bartleby.attempt alter column error type varchar", {"table attempt": "changed"}),
+            ("drop view bartleby.attempts", {"view attempts": "missing"}),
+            ("alter view bartleby.queues rename column ready to waiting", {"view queues": "changed"}),
+            ("create table bartleby.mine ()", {"table mine": "added"}),
+            ("create sequence bartleby.mine", {"sequence mine": "added"}),
+        ],
+    )
+    def test_a_change_is_named(self, conn: Connection, deed: str, expected: dict[str, str]) -> None:
+        if "varchar" in deed:
+            conn.execute("drop view bartleby.attempts")
+            expected = expected | {"view attempts": "missing"}
+        conn.execute(deed)
+        assert drift(conn) == expected
+
+    def test_a_moved_clock_is_drift(self, conn: Connection) -> None:
+        move_clock(conn)
+        assert drift(conn) == {"function clock()": "changed"}
