@@ -18,7 +18,7 @@ begin
   select * into v_queue from bartleby.queue q where q.id = bartleby.lease_queue(p_lease.id);
   return query
   with failure as materialized (
-    select f.error_type, left(f.error, 100000) as error, left(f.traceback, 100000) as traceback, f.fingerprint, f.rule,
+    select f.error_type, bartleby.bounded(f.error) as error, bartleby.bounded(f.traceback) as traceback, f.fingerprint, f.rule,
       f.worker_version, f.verdict, m.position, m.id, m.created_at, m.max_attempts, m.cycle, m.big, m.generation, m.key,
       m.headers, m.payload, coalesce(m.attempts, 0) + 1 as attempt, coalesce(m.first_failed_at, v_now) as first_failed_at,
       coalesce(m.crashes, 0) + (p_outcome = 'crashed')::integer as crashes,
@@ -77,6 +77,12 @@ begin
 end $$;
 comment on function bartleby.decide(bartleby.lease, text, jsonb) is
   'apply the verdict on failures whose positions were taken out of a lease';
+
+-- left() walks every character, so it is called only where it may be needed
+create or replace function bartleby.bounded(p_text text) returns text
+language sql immutable
+as $$ select case when octet_length(p_text) > 100000 then left(p_text, 100000) else p_text end $$;
+comment on function bartleby.bounded(text) is 'at most 100,000 characters of a text';
 
 -- unacceptable goes to invalid_to, else to dead_letter_to; everything else to dead_letter_to
 create or replace function bartleby.route(p_lease bartleby.lease, p_queue bartleby.queue, p_dead_at timestamptz) returns void

@@ -172,13 +172,13 @@ begin
   end if;
   select f.ordinality - 1, case
       when jsonb_typeof(f.value) <> 'object' or jsonb_typeof(f.value -> 'position') is distinct from 'number'
-        then 'a failure is an object with a "position"'
+        or f.value ->> 'position' !~ '^[0-9]{1,18}$' then 'a failure is an object with a whole number "position"'
       when f.value ->> 'verdict' not in ('retry', 'dead') then 'a verdict is "retry" or "dead"'
       else 'a delay is a number of seconds from 0 to 100 years'
     end into v_index, v_problem
   from jsonb_array_elements(p_failures) with ordinality f
   where jsonb_typeof(f.value) <> 'object' or jsonb_typeof(f.value -> 'position') is distinct from 'number'
-    or f.value ->> 'verdict' not in ('retry', 'dead')
+    or f.value ->> 'position' !~ '^[0-9]{1,18}$' or f.value ->> 'verdict' not in ('retry', 'dead')
     or coalesce(jsonb_typeof(f.value -> 'delay'), 'null') not in ('number', 'null')
     or case when jsonb_typeof(f.value -> 'delay') = 'number'
       then (f.value -> 'delay')::numeric not between 0 and 3155760000 end
@@ -186,7 +186,7 @@ begin
   if found then
     raise exception 'failure %: %', v_index, v_problem using errcode = 'ZB008';
   end if;
-  v_positions := array(select (f.value ->> 'position')::numeric::bigint from jsonb_array_elements(p_failures) f);
+  v_positions := array(select (f.value ->> 'position')::bigint from jsonb_array_elements(p_failures) f);
   if cardinality(v_positions) > (select count(distinct p) from unnest(v_positions) p) then
     raise exception 'a position is named twice' using errcode = 'ZB008';
   end if;
