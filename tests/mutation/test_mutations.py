@@ -245,6 +245,20 @@ MUTATIONS = [
         segment_races.a_ring_settled_in_the_future_turns,
     ),
     Mutation(
+        "nobody minds if a failed message is not found",
+        "settle.sql",
+        "  if p_found < bartleby.count_positions(p_lease.pending) then\n",
+        "  if false then\n",
+        segment_races.a_failure_whose_snapshot_was_overlooked_is_refused,
+    ),
+    Mutation(
+        "nobody minds if a released message is not found",
+        "settle.sql",
+        "  if p_found < bartleby.count_positions(p_lease.pending) then\n",
+        "  if false then\n",
+        segment_races.a_release_whose_snapshot_was_overlooked_is_refused,
+    ),
+    Mutation(
         "holes put aside count as settled",
         "segments.sql",
         "from bartleby.hole h, unnest(h.holes) p where h.queue = p_queue",

@@ -6,7 +6,7 @@ from typing import LiteralString
 import psycopg
 from psycopg.types.json import Jsonb
 
-from tests.property.sessions import Background, Sessions, claim, drain, fill, payloads, send, turn, turn_often
+from tests.property.sessions import Background, Sessions, claim, drain, fill, payloads, send, sqlstate, turn, turn_often
 
 
 def stragglers_are_carried_over(s: Sessions) -> None:
@@ -88,6 +88,31 @@ def _settle_with_an_old_snapshot(s: Sessions, query: LiteralString) -> None:
     assert drain(s.main) == [1]
 
 
+def a_failure_whose_snapshot_was_overlooked_is_refused(s: Sessions) -> None:
+    _settle_with_an_overlooked_snapshot(s, "fail(%s, jsonb_build_array(jsonb_build_object('position', %s)))")
+
+
+def a_release_whose_snapshot_was_overlooked_is_refused(s: Sessions) -> None:
+    _settle_with_an_overlooked_snapshot(s, "release(%s, array[%s::bigint])")
+
+
+def _settle_with_an_overlooked_snapshot(s: Sessions, verb: LiteralString) -> None:
+    # as it is for an owner of the schema who may not see other users' sessions
+    s.main.execute(
+        "create or replace function bartleby.has_snapshot_before(p_time timestamptz) returns boolean"
+        " language sql as 'select false'"
+    )
+    fill(s.main)
+    send(s.main, 1)
+    ((lease, position, *_),) = claim(s.main)
+    worker = s.begin("isolation level repeatable read")
+    worker.execute("select 1 from bartleby.queue")
+    turn(s.main)
+    assert sqlstate(lambda: worker.execute(f"select bartleby.{verb}".encode(), [lease, position])) == "ZB007"
+    worker.rollback()
+    assert s.main.execute("select bartleby.ack(%s)", [lease]).fetchone() == (1,)
+
+
 def a_reap_with_an_old_snapshot_loses_nothing(s: Sessions) -> None:
     fill(s.main)
     send(s.main, 1)
@@ -136,6 +161,8 @@ SEGMENT_RACES: list[Callable[[Sessions], None]] = [
     a_turn_with_an_old_snapshot_loses_nothing,
     a_failure_with_an_old_snapshot_loses_nothing,
     a_release_with_an_old_snapshot_loses_nothing,
+    a_failure_whose_snapshot_was_overlooked_is_refused,
+    a_release_whose_snapshot_was_overlooked_is_refused,
     a_reap_with_an_old_snapshot_loses_nothing,
     a_dump_that_began_before_a_turn_sees_every_message,
     a_ring_settled_in_the_future_turns,
