@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 
-from tests.property.sessions import Connection, Sessions, send
+from tests.property.sessions import Connection, Sessions, claim, payloads, send
 
 MOMENT = timedelta(seconds=2)
 
@@ -74,6 +74,33 @@ def a_sleeping_worker_is_woken_by_what_is_deferred(s: Sessions) -> None:
     assert is_woken(worker)
 
 
+def a_hole_put_aside_that_is_filled_after_the_last_claim_is_not_slept_over(s: Sessions) -> None:
+    worker, slow = listen(s), s.begin()
+    send(slow, 1)
+    send(s.main, 2)
+    assert payloads(s.main) == [2]
+    assert payloads(s.main) == []
+    s.clock.advance(5)
+    assert payloads(s.main) == []
+    assert s.main.execute("select from bartleby.hole").rowcount == 1, "it was not put aside"
+    slow.commit()
+    assert sleep(worker) < MOMENT
+
+
+def a_late_release_that_commits_after_the_last_claim_is_not_slept_over(s: Sessions) -> None:
+    worker = listen(s)
+    send(s.main, 1, 2)
+    ((first, *_),) = claim(s.main, 1)
+    ((second, *_),) = claim(s.main, 1)
+    slow = s.begin()
+    slow.execute("select bartleby.release(%s)", [first])
+    s.main.execute("select bartleby.release(%s)", [second])
+    assert payloads(s.main) == [2]
+    assert payloads(s.main) == []
+    slow.commit()
+    assert sleep(worker) < MOMENT
+
+
 SLEEP_RACES: list[Callable[[Sessions], None]] = [
     a_sleeping_worker_is_woken_by_a_send,
     a_busy_queue_notifies_nobody,
@@ -81,4 +108,6 @@ SLEEP_RACES: list[Callable[[Sessions], None]] = [
     a_worker_beside_an_open_sender_sleeps_for_a_moment,
     a_worker_beside_an_open_delayed_send_sleeps_for_a_moment,
     a_sleeping_worker_is_woken_by_what_is_deferred,
+    a_hole_put_aside_that_is_filled_after_the_last_claim_is_not_slept_over,
+    a_late_release_that_commits_after_the_last_claim_is_not_slept_over,
 ]
