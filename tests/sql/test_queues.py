@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.sql.support import (
@@ -435,3 +436,51 @@ def test_a_dropped_queue_takes_only_its_own_messages_along(conn: Connection) -> 
     drop(conn)
     assert rows(conn, "select * from bartleby.queues") == [before]
     assert leftovers(conn) == {}
+
+
+def test_two_who_configure_at_once_both_succeed(connect: Connect) -> None:
+    one, two, observer = connect(autocommit=False), connect(), connect()
+    create(observer)
+    one.execute("select bartleby.configure_queue('q', '{\"max_attempts\": 7}')")
+    work = "select bartleby.configure_queue('q', '{\"lease\": 5}')"
+    with waiting(observer, two, lambda conn: conn.execute(work), for_whom=one) as second:
+        one.commit()
+        second.result()
+    assert policy(observer) == DEFAULTS | {"max_attempts": 7, "lease": "00:00:05"}
+
+
+@pytest.mark.parametrize(
+    "call", ["send('q', '1')", "send('q', '1', p_delay => '1 hour')", "send_many('q', '[{\"payload\": 1}]')"]
+)
+def test_a_sender_who_comes_while_the_queue_is_dropped_fails_and_leaves_no_orphan(connect: Connect, call: str) -> None:
+    dropper, sender, observer = connect(autocommit=False), connect(), connect()
+    create(observer)
+    drop(dropper)
+    with waiting(observer, sender, lambda conn: conn.execute(f"select bartleby.{call}"), for_whom=dropper) as second:
+        dropper.commit()
+        with pytest.raises(psycopg.Error):
+            second.result()
+    assert leftovers(observer) == {}
+
+
+def test_a_claimer_who_comes_while_the_queue_is_dropped_is_told_that_there_is_none(connect: Connect) -> None:
+    dropper, worker, observer = connect(autocommit=False), connect(), connect()
+    create(observer)
+    send(observer, 1)
+    drop(dropper)
+    with waiting(observer, worker, claim, for_whom=dropper) as second:
+        dropper.commit()
+        with refused("ZB001"):
+            second.result()
+    assert leftovers(observer) == {}
+
+
+def test_two_who_drop_at_once_drop_once(connect: Connect) -> None:
+    one, two, observer = connect(autocommit=False), connect(), connect()
+    create(observer)
+    drop(one)
+    with waiting(observer, two, drop, for_whom=one) as second:
+        one.commit()
+        with refused("ZB001"):
+            second.result()
+    assert leftovers(observer) == {}

@@ -243,6 +243,8 @@ class TestFail:
             {"position": 1, "delay": "soon"},
             {"position": 1, "delay": 1e300},
             {"position": 1, "delay": []},
+            {"position": 1.5},
+            {"position": 1e300},
         ],
     )
     def test_what_makes_no_sense_is_refused(self, conn: Connection, bad: Any) -> None:
@@ -666,7 +668,7 @@ class TestExtend:
 
     def test_a_lease_out_of_bounds_is_refused(self, conn: Connection) -> None:
         work = claimed(conn)
-        for bad in ("0 seconds", "-1 second", "101 years"):
+        for bad in ("0 seconds", "-1 second", "101 years", None):
             with refused("ZB008"):
                 conn.execute("select bartleby.extend(%s, %s)", [[work.lease], bad])
         with refused("ZB006"):
