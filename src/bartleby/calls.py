@@ -62,7 +62,7 @@ select h.kind, h.who, h.age, h.since from (
   from pg_replication_slots s where num_nonnulls(s.xmin, s.catalog_xmin) > 0
   union all
   select 'prepared transaction', age(p.transaction), p.prepared, p.gid from pg_prepared_xacts p
-) h order by h.age desc limit 1"""
+) h order by h.age desc, h.kind = 'session', h.since limit 1"""
 
 
 @dataclass(frozen=True, slots=True)
