@@ -69,8 +69,8 @@ def _plain(value: Any) -> object:  # noqa: ANN401 - whatever json does not know
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
-def show_table(columns: list[str], rows: list[list[str]]) -> None:
-    """Print a table: fitted to a terminal, or as plain columns into a pipe, where nothing is folded."""
+def show_table(columns: list[str], rows: list[list[str]], *, fold: bool = False) -> None:
+    """Print a table; on a terminal its last column is cut to fit, or folded, in a pipe a row is always one line."""
     cells = [[printable(cell.replace("\n", " ")) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -84,10 +84,10 @@ def show_table(columns: list[str], rows: list[list[str]]) -> None:
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for number, column in enumerate(columns, 1):
+        table.add_column(column, no_wrap=number < len(columns))
     for row in cells:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(cell, no_wrap=not fold, overflow="fold" if fold else "ellipsis") for cell in row))
     Console().print(table)
 
 

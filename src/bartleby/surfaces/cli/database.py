@@ -94,6 +94,7 @@ def doctor(dsn: str | None, as_json: bool) -> None:
     if as_json:
         show_json(findings)
     else:
-        show_table(["", "check", "finding"], [[finding.mark, finding.check, finding.text] for finding in findings])
+        rows = [[finding.mark, finding.check, finding.text] for finding in findings]
+        show_table(["", "check", "finding"], rows, fold=True)
     if any(finding.status == "bad" for finding in findings):
         raise SystemExit(1)
