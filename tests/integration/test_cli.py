@@ -1,7 +1,9 @@
 """Every command as a user types it: what it prints, where, with which exit code, and never a traceback."""
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -327,6 +329,32 @@ def test_hostile_text_does_not_steer_the_terminal(bartleby: Callable[..., Done],
     letter = bartleby("dead", "--json").document[0]
     assert letter["error"] == HOSTILE
     assert json.loads(letter["raw"]) == {"text": HOSTILE}
+
+
+def on_a_terminal(dsn: str, *words: str) -> list[str]:
+    """What a terminal of 80 columns is given, without its colours."""
+    master, slave = os.openpty()
+    environment = {**os.environ, "BARTLEBY_DSN": dsn, "COLUMNS": "80", "TERM": "xterm"}
+    with subprocess.Popen([*PROGRAM, *words], stdout=slave, stdin=subprocess.DEVNULL, env=environment):
+        os.close(slave)
+        shown = b""
+        with contextlib.suppress(OSError):
+            while part := os.read(master, 65536):
+                shown += part
+    os.close(master)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
+    assert not STEERING & set(text)
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def test_on_a_terminal_a_dead_letter_is_one_line_and_a_finding_is_folded(client: Client, dsn: str) -> None:
+    bury(client, HOSTILE + "long " * 100)
+    _, rule, letter = on_a_terminal(dsn, "dead")
+    assert set(rule) == {"─"}
+    assert letter.startswith("1 ")
+    assert letter.endswith("…")
+    findings_shown = " ".join(on_a_terminal(dsn, "doctor"))
+    assert "a failover can lose the last committed messages" in " ".join(findings_shown.split())
 
 
 @pytest.mark.parametrize("command", ["queues", "dead", "doctor", "install", "upgrade"])

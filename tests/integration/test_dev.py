@@ -422,9 +422,7 @@ def test_programs_are_taken_from_the_variable_then_the_wheel_then_the_system(
     assert dev.find_binaries() == system
 
 
-def test_a_variable_that_points_nowhere_is_an_error_not_a_detour(
-    monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
+def test_a_variable_that_points_nowhere_is_an_error_not_a_detour(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("BARTLEBY_PG_BIN", str(folder))
     with pytest.raises(dev.NoPostgres, match=re.escape(f"BARTLEBY_PG_BIN is {folder}")):
         dev.find_binaries()

@@ -31,12 +31,17 @@ ROLES = "select rolname from pg_roles where rolname like 'bartleby\\_%' order by
 
 
 @pytest.fixture
-def empty(server: dev.Server, admin: Conn) -> Iterator[Conn]:
-    """A connection to a database with nothing in it."""
+def empty_dsn(server: dev.Server, admin: Conn) -> Iterator[str]:
     admin.execute("create database nothing_yet")
-    with psycopg.connect(f"{server.dsn.rpartition('/')[0]}/nothing_yet", autocommit=True) as connection:
-        yield connection
+    yield f"{server.dsn.rpartition('/')[0]}/nothing_yet"
     admin.execute("drop database nothing_yet with (force)")
+
+
+@pytest.fixture
+def empty(empty_dsn: str) -> Iterator[Conn]:
+    """A connection to a database with nothing in it."""
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
+        yield connection
 
 
 class NextVersions:
@@ -84,9 +89,9 @@ def test_installing_twice_loses_nothing(dsn: str, conn: Conn) -> None:
     assert schema.installed_version(conn) == __version__
 
 
-def test_two_may_install_at_once(empty: Conn) -> None:
+def test_two_may_install_at_once(empty_dsn: str) -> None:
     def install(_: int) -> str | None:
-        with psycopg.connect(empty.info.dsn, password=empty.info.password, autocommit=True) as connection:
+        with psycopg.connect(empty_dsn, autocommit=True) as connection:
             schema.install(connection)
             return schema.installed_version(connection)
 
@@ -267,10 +272,10 @@ def test_queues_are_no_drift(dsn: str, conn: Conn) -> None:
         assert client.drift() == []
 
 
-def test_uninstalling_leaves_nothing(empty: Conn, admin: Conn) -> None:
+def test_uninstalling_leaves_nothing(empty: Conn, empty_dsn: str, admin: Conn) -> None:
     before = admin.execute(ROLES.encode()).fetchall()
     schema.install(empty)
-    with Client(f"{empty.info.dsn} password={empty.info.password}") as client:
+    with Client(empty_dsn) as client:
         client.create_queue("orders")
         client.send("orders", 1)
     schema.uninstall(empty)
@@ -305,11 +310,11 @@ def test_the_printed_sql_installs_through_the_driver(empty: Conn) -> None:
     assert drift(empty) == []
 
 
-def test_the_printed_sql_installs_through_psql(empty: Conn) -> None:
+def test_the_printed_sql_installs_through_psql(empty: Conn, empty_dsn: str) -> None:
     psql = shutil.which("psql", path=dev.find_binaries()) or shutil.which("psql")
     if psql is None:
         pytest.skip("there is no psql on this machine")
-    command = [psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", f"{empty.info.dsn} password={empty.info.password}"]
+    command = [psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", empty_dsn]
     done = subprocess.run(command, input=printed(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert schema.installed_version(empty) == __version__
