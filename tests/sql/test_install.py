@@ -56,8 +56,12 @@ def lonely(lonely_server: dev.Server) -> Iterator[Connection]:
 
 def database(conn: Connection, name: str, owner: str = "postgres", password: str | None = None) -> str:
     conn.execute(f"create database {name} owner {owner}".encode())
-    parts = {"dbname": name} if password is None else {"dbname": name, "user": owner, "password": password}
-    return psycopg.conninfo.make_conninfo(conn.info.dsn, **{"password": conn.info.password, **parts})
+    return address(conn, name, owner, password or conn.info.password)
+
+
+def address(conn: Connection, name: str, user: str, password: str) -> str:
+    """Only what every psql understands: the libpq of the tests may be newer."""
+    return f"postgresql://{user}:{password}@{conn.info.host}:{conn.info.port}/{name}"
 
 
 def roles(conn: Connection) -> list[str]:
@@ -175,7 +179,7 @@ def test_an_owner_of_a_database_who_may_create_roles_needs_no_superuser(lonely: 
         conn.execute("grant bartleby_producer to person_b")
         create(conn)
         assert_it_works(conn)
-    with psycopg.connect(psycopg.conninfo.make_conninfo(target, user="person_b"), autocommit=True) as conn:
+    with psycopg.connect(address(lonely, "shop", "person_b", "secret"), autocommit=True) as conn:
         assert send(conn, 1) > 0
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             claim(conn)
@@ -189,7 +193,7 @@ def test_create_on_the_database_is_enough(lonely: Connection) -> None:
     lonely.execute("create role person_a login createrole password 'secret'")
     database(lonely, "shop")
     lonely.execute("grant create on database shop to person_a")
-    target = psycopg.conninfo.make_conninfo(lonely.info.dsn, dbname="shop", user="person_a", password="secret")
+    target = address(lonely, "shop", "person_a", "secret")
     done = psql(target, file=INSTALL)
     assert (done.returncode, done.stderr) == (0, "")
     with psycopg.connect(target, autocommit=True) as conn:
