@@ -210,3 +210,24 @@ def test_sql_files_name_the_schema_of_whatever_they_create() -> None:
     names = [name for path in SQL.glob("*.sql") for name in created.findall(path.read_text())]
     assert len(names) > 60
     assert [name for name in names if not name.startswith("bartleby.")] == []
+
+
+def test_no_constraint_can_put_a_payload_into_an_error(conn: Connection) -> None:
+    """The error of a violated check prints the whole row, and the server's log keeps it."""
+    assert (
+        column(
+            conn,
+            "select conname::text from pg_constraint c join pg_attribute a on a.attrelid = c.conrelid"
+            " where c.connamespace = 'bartleby'::regnamespace and c.contype = 'c' and a.attname = 'payload'",
+        )
+        == []
+    )
+
+
+def test_the_lock_of_a_queue_cannot_be_guessed_from_its_name(conn: Connection) -> None:
+    """Anybody may take any advisory lock; who knew the key could stop the queue."""
+    keys = column(conn, "select lock_key from bartleby.queue")
+    assert len(set(keys)) == 2
+    conn.execute("select bartleby.drop_queue('b')")
+    create(conn, "b")
+    assert value(conn, "select lock_key from bartleby.queue where name = 'b'") not in keys
