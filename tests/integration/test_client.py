@@ -15,6 +15,7 @@ from bartleby import (
     QueueInUse,
     UndecodablePayload,
     UnknownQueue,
+    WrongIsolation,
     __version__,
 )
 from bartleby.client import Runner
@@ -390,8 +391,6 @@ def test_only_claim_ack_and_extend_in_transactions_of_their_own_skip_the_disk(
 
 
 def test_a_role_that_is_serializable_by_default_claims_through_a_client(way: Way, conn: Conn) -> None:
-    if not way.own_transactions:
-        pytest.skip("the isolation of a caller's connection is the caller's")
     conn.execute("do $$ begin execute format("
                  "'alter role current_user in database %I set default_transaction_isolation = serializable',"
                  "current_database()); end $$")  # fmt: skip
@@ -401,6 +400,8 @@ def test_a_role_that_is_serializable_by_default_claims_through_a_client(way: Way
     assert way.api.ack(lease.id) == 1
     transaction = way.begin()
     assert transaction.query("show transaction_isolation") == [("serializable",)]
+    with pytest.raises(WrongIsolation, match="READ COMMITTED, not SERIALIZABLE"):
+        transaction.api.claim("orders", "tester")
     transaction.rollback()
 
 
