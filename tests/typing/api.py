@@ -48,8 +48,7 @@ def what_a_lease_holds(lease: Lease) -> None:
 
 
 async def what_an_async_client_returns(client: AsyncClient) -> None:
-    sending = client.send("orders", 1)
-    assert_type(sending, Coroutine[Any, Any, MessageId])
+    sending = assert_type(client.send("orders", 1), Coroutine[Any, Any, MessageId])
     assert_type(await asyncio.create_task(sending), MessageId)
     assert_type(await client.send("orders", 1), MessageId)
     assert_type(await client.claim("orders", "worker"), Lease | None)
