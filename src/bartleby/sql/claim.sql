@@ -112,11 +112,14 @@ declare
   v_now timestamptz := bartleby.clock();
   v_until bigint := extract(epoch from v_now + p_for) * 1000;
   v_longer bigint := extract(epoch from p_for) * 1000;
+  v_watchful boolean := false;
   v_reader bartleby.lease;
 begin
   -- Writing a sequence takes an xid, so the word is given for longer than is slept, and not at every poll.
   if coalesce(pg_sequence_last_value(v_queue.idle), 0) not between v_until and v_until + v_longer + 60000 then
     perform setval(v_queue.idle, v_until + v_longer);
+    -- who is deferring a message just now may not have seen our word
+    v_watchful := not isempty(bartleby.running_below_me(pg_current_snapshot()));
   end if;
   v_reader := bartleby.reader(v_queue.id);
   if coalesce(pg_sequence_last_value(v_queue.positions), 0) > v_reader.upper
@@ -124,8 +127,8 @@ begin
     return interval '10 milliseconds';
   end if;
   return greatest(interval '0', least(p_for,
-    -- who is deferring a message just now may not have seen our word
-    case when exists (select from pg_snapshot_xip(pg_current_snapshot())) then interval '1 second' end, (
+    case when v_watchful or num_nonnulls(v_reader.late, v_reader.parked) > 0
+      or exists (select from pg_snapshot_xip(pg_current_snapshot())) then interval '1 second' end, (
     select d.run_at - v_now from bartleby.deferred d
     where d.queue = v_queue.id and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id)
     order by d.run_at, d.id limit 1)));

@@ -18,6 +18,7 @@ language plpgsql
 as $$
 #variable_conflict use_column
 declare
+  v_tail bigint := coalesce(pg_sequence_last_value(p_queue.positions), 0);
   v_new bartleby.lease := bartleby.fetch_parked(p_queue, p_reader, p_fresh, p_now);
   v_probe bartleby.probe;
   v_got int8multirange;
@@ -26,6 +27,10 @@ begin
   v_got := bartleby.ranges(v_probe.positions);
   v_new := bartleby.bury_holes(p_queue, v_new, v_probe, v_got, p_fresh, p_now);
   v_new.upper := greatest(p_reader.upper, v_probe.positions[cardinality(v_probe.positions)]);
+  if isempty(v_got) and v_tail > v_new.upper and p_now > p_recorded.granted_at + interval '1 second' then
+    -- Drawn before the probe and not seen by it: a sender is open, or has rolled back. Pass it, or nobody ever will.
+    v_new.upper := v_tail;
+  end if;
   v_new.young := nullif(coalesce(v_new.young, '{}')
     + (int8multirange(int8range(p_reader.upper + 1, v_new.upper + 1)) - v_got), '{}');
   if isempty(v_got) and v_new is not distinct from p_recorded then

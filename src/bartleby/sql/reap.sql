@@ -16,7 +16,7 @@ declare
 begin
   perform bartleby.check_isolation();
   -- whoever comes second has nothing to do
-  if not pg_try_advisory_xact_lock(hashtextextended('bartleby.reap', 0)) then
+  if not bartleby.alone('bartleby.reaping') then
     return;
   end if;
   perform bartleby.name_owners();
@@ -28,6 +28,17 @@ begin
     select k.queue, k.key from bartleby.unique_key k where k.until < bartleby.clock() for update skip locked);
 end $$;
 comment on function bartleby.reap() is 'take back lapsed leases and forget settled ones; call it every few seconds';
+
+create or replace function bartleby.alone(p_duty regclass) returns boolean
+language plpgsql
+as $$
+begin
+  execute format('lock table %s in share row exclusive mode nowait', p_duty);
+  return true;
+exception when lock_not_available then
+  return false;
+end $$;
+comment on function bartleby.alone(regclass) is 'whether nobody else is at this duty; until the end of the transaction';
 
 create or replace function bartleby.reap_queue(p_queue bartleby.queue)
 returns table (lease_id bigint, worker text, messages integer, outcome text)

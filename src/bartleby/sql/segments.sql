@@ -16,7 +16,7 @@ declare
   v_done text[] := '{}';
 begin
   perform bartleby.check_isolation();
-  if not pg_try_advisory_xact_lock(hashtextextended('bartleby.turn', 0)) then
+  if not bartleby.alone('bartleby.turning') then
     return 'busy';
   end if;
   select * into v_current from bartleby.segments() s where s.current;

@@ -44,14 +44,14 @@ begin
     -- looking at the sequence locks it: drop_queue() waits for us
     perform pg_sequence_last_value(v_queue.positions);
     insert into bartleby.deferred (run_at, id, xid, created_at, queue, max_attempts, big, generation, key, headers, payload)
-    values (v_now + p_delay, v_id, v_xid, v_now, v_queue.id, p_max_attempts, bartleby.big(p_payload), p_generation, p_key,
+    values (v_now + p_delay, v_id, v_xid, v_now, v_queue.id, p_max_attempts, bartleby.big(p_payload, p_headers), p_generation, p_key,
       p_headers, p_payload);
     perform bartleby.wake(v_queue);
     return v_id;
   end if;
   insert into bartleby.log (position, id, created_at, queue, slot, max_attempts, big, generation, key, headers, payload)
   values (nextval(v_queue.positions), v_id, v_now, v_queue.id, (select s.slot from bartleby.segment s where s.current),
-    p_max_attempts, bartleby.big(p_payload), p_generation, p_key, p_headers, p_payload);
+    p_max_attempts, bartleby.big(p_payload, p_headers), p_generation, p_key, p_headers, p_payload);
   if pg_sequence_last_value(v_queue.idle) is not null then
     perform bartleby.wake(v_queue);
   end if;
@@ -80,7 +80,7 @@ begin
   return query insert into bartleby.log (position, id, created_at, queue, slot, max_attempts, big, generation, key,
     headers, payload)
   select nextval(v_queue.positions), nextval('bartleby.message_id'), v_now, v_queue.id, s.slot,
-    (m ->> 'max_attempts')::smallint, bartleby.big(m -> 'payload'), (m ->> 'generation')::bigint, m ->> 'key',
+    (m ->> 'max_attempts')::smallint, bartleby.big(m -> 'payload', m -> 'headers'), (m ->> 'generation')::bigint, m ->> 'key',
     nullif(m -> 'headers', 'null'), m -> 'payload'
   from bartleby.segment s, jsonb_array_elements(p_messages) m where s.current
   returning id;
@@ -218,7 +218,11 @@ language sql immutable
 as $$ select case when p_index is null then '' else format('message %s: ', p_index) end $$;
 comment on function bartleby.at_index(bigint) is 'where in a bulk an error was found';
 
-create or replace function bartleby.big(p_payload jsonb) returns integer
+-- 3300 bytes: ten thousand messages below that, the most that one claim returns, are within its bound of 32 MiB
+create or replace function bartleby.big(p_payload jsonb, p_headers jsonb) returns integer
 language sql immutable
-as $$ select case when pg_column_size(p_payload) > 65536 then pg_column_size(p_payload) end $$;
-comment on function bartleby.big(jsonb) is 'the size of a payload that counts against the byte bound of a claim';
+as $$
+  select case when pg_column_size(p_payload) + coalesce(pg_column_size(p_headers), 0) > 3300
+    then pg_column_size(p_payload) + coalesce(pg_column_size(p_headers), 0) end
+$$;
+comment on function bartleby.big(jsonb, jsonb) is 'the size of a message that counts against the byte bound of a claim';

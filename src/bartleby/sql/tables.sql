@@ -95,7 +95,7 @@ comment on column bartleby.log.position is 'place in the queue; a message that c
 comment on column bartleby.log.attempts is 'attempts charged in this cycle; null: none';
 comment on column bartleby.log.crashes is 'of these, how many took the worker along; null: none';
 comment on column bartleby.log.cycle is 'how often it was replayed after dying; null: never died';
-comment on column bartleby.log.big is 'size of a payload that counts against the byte bound of a claim; null: small';
+comment on column bartleby.log.big is 'size of a message that counts against the byte bound of a claim; null: small';
 comment on column bartleby.log.solo is 'suspected of killing workers: leased alone';
 
 create table if not exists bartleby.log_0 partition of bartleby.log for values in (0);
@@ -164,6 +164,11 @@ create table if not exists bartleby.sweep (
 );
 comment on table bartleby.sweep is 'how far reap() has looked through the leases, and which it found open';
 create index if not exists sweep_queue on bartleby.sweep (queue, id);
+
+create table if not exists bartleby.reaping ();
+comment on table bartleby.reaping is 'locked by whoever reaps: unlike an advisory lock, no stranger can hold it';
+create table if not exists bartleby.turning ();
+comment on table bartleby.turning is 'locked by whoever turns the segments';
 
 create table if not exists bartleby.deferred (
   run_at timestamptz not null,
