@@ -136,6 +136,17 @@ class TestBytes:
         send(conn, "small")
         assert [len(claim(conn, 10).messages[0]["payload"]) for _ in range(2)] == [40_000_000, 5]
 
+    def test_large_headers_count_too(self, conn: Connection) -> None:
+        conn.execute(
+            "select count(bartleby.send('q', '1', jsonb_build_object('a', repeat('x', 1000000))))"
+            " from generate_series(1, 70)"
+        )
+        assert len(claim(conn, 500).messages) <= 33
+
+    def test_many_of_middling_size_are_bounded_too(self, conn: Connection) -> None:
+        conn.execute("select count(bartleby.send('q', to_jsonb(repeat('x', 60000)))) from generate_series(1, 800)")
+        assert 400 < len(claim(conn, 10000).messages) <= 560
+
     def test_what_comes_back_is_bounded_too(self, conn: Connection) -> None:
         conn.execute("select count(bartleby.send('q', to_jsonb(repeat('x', 1000000)))) from generate_series(1, 70)")
         while (claimed := claim(conn, 500)).messages:

@@ -209,6 +209,18 @@ def test_of_two_reapers_the_second_has_nothing_to_do(connect: Connect, conn: Con
     assert sorted(drain(conn)) == [1, 2, 3]
 
 
+def test_a_stranger_cannot_stop_it(connect: Connect, conn: Connection, clock: Clock) -> None:
+    """Anybody may take any advisory lock, so it must not depend on one that can be guessed."""
+    send(conn, 1)
+    lose(conn, clock)
+    connect().execute(
+        "select pg_advisory_lock(hashtextextended('bartleby.' || duty, 0)) from"
+        " unnest('{reap,turn,reaping,turning}'::text[]) duty"
+    )
+    assert len(reap(conn)) == 1
+    assert "writing to" in value(conn, "select bartleby.turn(0)")
+
+
 def test_an_ack_that_comes_while_its_lease_is_reaped_waits_and_is_refused(
     connect: Connect, conn: Connection, clock: Clock
 ) -> None:

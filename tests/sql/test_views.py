@@ -105,6 +105,16 @@ def test_messages_that_were_passed_are_listed_when_they_are_visible(connect: Con
     ]
 
 
+def test_a_message_that_was_rolled_back_is_not_ready_for_ever(connect: Connect, conn: Connection) -> None:
+    clock = move_clock(conn)
+    sender = connect(autocommit=False)
+    send(sender, 1)
+    sender.rollback()
+    clock.advance(2)
+    assert claim(conn).messages == []
+    assert numbers(conn) == (0, 0, 0, 0, 0)
+
+
 def drift(conn: Connection) -> dict[str, str]:
     found = rows(conn, "select replace(object, 'bartleby.', '') as object, change from bartleby.drift()")
     return {changed["object"]: changed["change"] for changed in found}

@@ -255,8 +255,49 @@ class TestOtherVerbs:
         assert heard(conn, worker) == 0
 
 
+def test_a_sender_in_two_phases_does_without_notification(
+    connect: Connect, conn: Connection, worker: Connection
+) -> None:
+    """PostgreSQL prepares no transaction that notifies."""
+    idle(worker)
+    sender = connect(autocommit=False)
+    sender.execute("set bartleby.notify = off")
+    send(sender, 1)
+    sender.execute("prepare transaction 'two phases'")
+    conn.execute("commit prepared 'two phases'")
+    assert heard(conn, worker) == 0
+    assert claim(worker).payloads == [1]
+
+
 def test_a_channel_belongs_to_one_queue(conn: Connection) -> None:
     create(conn, "other")
     assert value(conn, "select bartleby.channel('q')") != value(conn, "select bartleby.channel('other')")
     with refused("ZB001"):
         conn.execute("select bartleby.channel('nowhere')")
+
+
+def test_a_tail_that_was_rolled_back_does_not_keep_workers_awake(
+    connect: Connect, conn: Connection, clock: Clock
+) -> None:
+    """Nothing is under way, so nothing is worth looking for a hundred times a second."""
+    sender = connect(autocommit=False)
+    send(sender, 1)
+    sender.rollback()
+    for _ in range(4):
+        clock.advance(2)
+        assert claim(conn).messages == []
+    assert idle(conn) == LONG
+
+
+def test_a_sender_that_stays_open_at_the_tail_does_not_keep_workers_awake(
+    connect: Connect, conn: Connection, clock: Clock
+) -> None:
+    sender = connect(autocommit=False)
+    send(sender, 1)
+    for _ in range(4):
+        clock.advance(2)
+        assert claim(conn).messages == []
+    assert idle(conn) == timedelta(seconds=1)
+    sender.commit()
+    assert claim(conn).payloads == [1]
+    assert idle(conn) == LONG
