@@ -24,6 +24,9 @@ import pytest
 
 from bartleby import dev
 
+# Plain modules whose assertions explain themselves like a test's.
+pytest.register_assert_rewrite("tests.property", "tests.chaos", "tests.sql", "tests.integration")
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 INSTALL = Path(dev.__file__).parent / "sql" / "install.sql"

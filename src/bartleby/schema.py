@@ -63,6 +63,7 @@ def upgrade(connection: Connection, sql: Traversable = SQL, to: str = __version_
         for step in path:
             _run(connection, (sql / "upgrade" / step).read_text())
             connection.execute("update bartleby.installation set version = %s", [_STEP.sub(r"\g<new>", step)])
+            connection.execute("delete from bartleby.manifest")
         _run(connection, install_sql(sql))
     return path
 

@@ -253,7 +253,7 @@ def test_what_was_changed_is_named_and_installing_again_restores_it(conn: Conn) 
     conn.execute("alter function bartleby.ack(bigint, bigint[]) security invoker")
     conn.execute("drop view bartleby.attempts")
     assert drift(conn) == [
-        ("function ack(bigint,bigint[])", "changed"),
+        ("function ack(bigint, bigint[])", "changed"),
         ("function mine()", "added"),
         ("index deferred_due", "missing"),
         ("view attempts", "missing"),
@@ -262,6 +262,14 @@ def test_what_was_changed_is_named_and_installing_again_restores_it(conn: Conn) 
     schema.install(conn)
     assert drift(conn) == []
     assert conn.execute("select prosecdef from pg_proc where proname = 'ack'").fetchone() == (True,)
+
+
+def test_a_changed_table_stays_drift_until_it_is_mended(conn: Conn) -> None:
+    conn.execute("alter table bartleby.queue add column colour text")
+    schema.install(conn)
+    assert drift(conn) == [("table queue", "changed")]
+    conn.execute("alter table bartleby.queue drop column colour")
+    assert drift(conn) == []
 
 
 def test_queues_are_no_drift(dsn: str, conn: Conn) -> None:

@@ -9,7 +9,7 @@ comment on table bartleby.manifest is 'the objects of this schema as they were i
 create or replace function bartleby.objects() returns table (object text, hash text)
 language sql stable security definer set search_path = pg_catalog, bartleby, pg_temp
 as $$
-  select format('function bartleby.%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid)), md5(concat_ws('|', p.prosrc, p.prosecdef, p.provolatile, p.proconfig,
+  select format('function bartleby.%s(%s)', p.proname, oidvectortypes(p.proargtypes)), md5(concat_ws('|', p.prosrc, p.prosecdef, p.provolatile, p.proconfig,
     pg_get_function_result(p.oid), pg_get_function_arguments(p.oid)))
   from pg_proc p where p.pronamespace = 'bartleby'::regnamespace
   union all
