@@ -197,7 +197,8 @@ def test_no_index_is_invalid_and_no_table_is_without_a_unique_one_unless_it_is_a
     assert column(
         conn,
         "select relname::text from pg_class c where relnamespace = 'bartleby'::regnamespace and relkind in ('r', 'p')"
-        " and not exists (select from pg_index i where i.indrelid = c.oid and i.indisunique) order by 1",
+        " and relnatts > 0 and not exists (select from pg_index i where i.indrelid = c.oid and i.indisunique)"
+        " order by 1",
     ) == ["installation", "log"]
 
 
