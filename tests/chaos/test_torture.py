@@ -30,7 +30,7 @@ SMALL, FULL = 16_000, 130_000
 WIDE = 6_000
 TARRYING = [
     ("clock", "", "timestamptz", "clock_timestamp()"),
-    ("big", "p_payload jsonb", "integer", "null"),
+    ("big", "p_payload jsonb, p_headers jsonb", "integer", "null"),
     (
         "ranges",
         "p_positions bigint[]",

@@ -99,6 +99,34 @@ def a_sender_has_its_xid_before_its_position(s: Sessions) -> None:
     assert drain(s.main) == [1]
 
 
+def a_rollback_at_the_tail_is_passed_and_the_next_message_is_not(s: Sessions) -> None:
+    rolled_back, slow = s.begin(), s.begin()
+    send(rolled_back, 1)
+    send(slow, 2)
+    rolled_back.rollback()
+    for _ in range(4):
+        s.clock.advance(2)
+        assert payloads(s.main) == []
+    assert s.main.execute("select ready from bartleby.queues").fetchall() == [(0,)]
+    send(s.main, 3)
+    assert payloads(s.main) == [3]
+    slow.commit()
+    assert drain(s.main) == [2]
+
+
+def the_reaper_passes_no_message(s: Sessions) -> None:
+    slow = s.begin()
+    send(slow, 1)
+    send(s.main, 2)
+    assert payloads(s.main) == [2]
+    send(s.main, *range(3, 23))
+    s.clock.advance(5)
+    s.main.execute("select bartleby.reap()")
+    assert s.main.execute("select ready from bartleby.queues").fetchall() == [(20,)]
+    slow.rollback()
+    assert drain(s.main) == list(range(3, 23))
+
+
 def a_bulk_sender_has_its_xid_before_its_positions(s: Sessions) -> None:
     send(s.main, 0, 0, 0)
     drain(s.main)
@@ -313,6 +341,8 @@ RACES: list[Callable[[Sessions], None]] = [
     a_commit_between_probe_and_burial_is_not_missed,
     a_sender_has_its_xid_before_its_position,
     a_bulk_sender_has_its_xid_before_its_positions,
+    a_rollback_at_the_tail_is_passed_and_the_next_message_is_not,
+    the_reaper_passes_no_message,
     holes_put_aside_come_back_when_their_sender_commits,
     many_holes_put_aside_all_come_back,
     a_probe_cut_by_bytes_buries_nothing,

@@ -11,11 +11,8 @@ from tests.property.sessions import Sessions
 from tests.property.sleep_races import SLEEP_RACES
 
 ALL = [*RACES, *DEFERRED_RACES, *SEGMENT_RACES, *SLEEP_RACES]
-OPEN = {
-    "a_hole_put_aside_that_is_filled_after_the_last_claim_is_not_slept_over": "idle() does not look aside",
-    "a_late_release_that_commits_after_the_last_claim_is_not_slept_over": "idle() does not look behind the mark",
-    "a_worker_beside_an_open_delayed_send_sleeps_for_a_moment": "idle() does not see what is being deferred",
-}
+
+OPEN = {"the_reaper_passes_no_message": "name_owners() moves the reader to the tail"}
 
 
 @pytest.mark.parametrize("race", ALL, ids=lambda race: race.__name__)
