@@ -147,7 +147,10 @@ def a_ring_settled_in_the_future_turns(s: Sessions) -> None:
     turn(s.main, "0 is settled")
     # as a restored dump has it, or a server whose clock was set back
     s.main.execute("update bartleby.segment set settled_at = '3000-01-01' where settled_at is not null")
+    older = s.begin("isolation level repeatable read")
+    older.execute("select 1 from bartleby.queue")
     s.main.execute("select bartleby.turn(0)")
+    older.commit()
     younger = s.begin("isolation level repeatable read")
     younger.execute("select 1 from bartleby.queue")
     turn(s.main)
