@@ -27,7 +27,8 @@ begin
   v_got := bartleby.ranges(v_probe.positions);
   v_new := bartleby.bury_holes(p_queue, v_new, v_probe, v_got, p_fresh, p_now);
   v_new.upper := greatest(p_reader.upper, v_probe.positions[cardinality(v_probe.positions)]);
-  if isempty(v_got) and v_tail > v_new.upper and p_now > p_recorded.granted_at + interval '1 second' then
+  if p_limit > 0 and isempty(v_got) and v_tail > v_new.upper
+    and p_now > p_recorded.granted_at + interval '1 second' then
     -- Drawn before the probe and not seen by it: a sender is open, or has rolled back. Pass it, or nobody ever will.
     v_new.upper := v_tail;
   end if;
