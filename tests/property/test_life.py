@@ -219,8 +219,9 @@ def live(lab: Lab, examples: int, *, derandomize: bool = True) -> None:
     assert lab.emptied > 0
 
 
+@pytest.mark.timeout(400)
 def test_a_message_is_always_in_exactly_one_place(lab: Lab) -> None:
-    live(lab, 300)
+    live(lab, 200)
 
 
 @pytest.mark.slow

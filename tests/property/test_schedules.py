@@ -24,6 +24,7 @@ def lab(dsn: str) -> Iterator[Lab]:
     close_lab(opened)
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("part", range(4))
 def test_every_committed_message_is_in_exactly_one_place_in_any_schedule(lab: Lab, part: int) -> None:
     first = FIRST_SEED + part * SLICE
