@@ -149,6 +149,7 @@ class Lab:
             "python": platform.python_version(),
             "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
             "cores": os.cpu_count() or 0,
+            "load before": f"{os.getloadavg()[0]:.1f}",
             "settings": ", ".join(f"{name}={value}" for name, value in SETTINGS.items()),
         }
 

@@ -240,7 +240,7 @@ def test_a_small_limit_holds_for_bulk_as_for_one(conn: Connection) -> None:
     [
         ("[" * 5000 + "]" * 5000, "deep"),
         ('{"a":' * 5000 + "1" + "}" * 5000, "deep"),
-        ("[" * 502 + "]" * 502, "deep"),
+        ("[" * 501 + "]" * 501, "deep"),
         ("1" * 5000, "digits"),
         ('{"a": [-' + "1" * 5000 + "]}", "digits"),
         ("1" * 4301, "digits"),

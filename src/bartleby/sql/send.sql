@@ -180,7 +180,8 @@ begin
     raise exception '%payload and headers have % bytes, the limit of queue "%" is %', bartleby.at_index(p_index), v_size,
       p_queue.name, p_queue.payload_limit using errcode = 'ZB005',
       hint = 'send a reference to the data, or raise the policy key payload_limit';
-  elsif v_size > 1000 and jsonb_path_exists(jsonb_build_array(p_payload, p_headers), '$.**{502 to last}') then
+  elsif v_size > 1000 and jsonb_path_exists(jsonb_build_array(p_payload, p_headers),
+    'strict $.**{501 to last} ? (@.type() == "array" || @.type() == "object")') then
     perform bartleby.bad_message(p_index, 'payload or headers are nested more than 500 deep');
   elsif v_size > 1000 and jsonb_path_exists(jsonb_build_array(p_payload, p_headers),
     '$.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4300))') then
