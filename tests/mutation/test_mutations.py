@@ -96,6 +96,13 @@ MUTATIONS = [
         races.many_holes_put_aside_all_come_back,
     ),
     Mutation(
+        "the reaper moves the reader to the tail",
+        "holes.sql",
+        "p_limit > 0 and isempty(v_got)",
+        "isempty(v_got)",
+        races.the_reaper_passes_no_message,
+    ),
+    Mutation(
         "a probe cut by bytes buries",
         "holes.sql",
         " and count(*) >= coalesce(max(t.passed_rows), 0),",

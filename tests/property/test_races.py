@@ -12,13 +12,9 @@ from tests.property.sleep_races import SLEEP_RACES
 
 ALL = [*RACES, *DEFERRED_RACES, *SEGMENT_RACES, *SLEEP_RACES]
 
-OPEN = {"the_reaper_passes_no_message": "name_owners() moves the reader to the tail"}
-
 
 @pytest.mark.parametrize("race", ALL, ids=lambda race: race.__name__)
-def test_race(dsn: str, race: Callable[[Sessions], None], request: pytest.FixtureRequest) -> None:
-    if race.__name__ in OPEN:
-        request.applymarker(pytest.mark.xfail(reason=OPEN[race.__name__], strict=False))
+def test_race(dsn: str, race: Callable[[Sessions], None]) -> None:
     with Sessions(dsn) as sessions:
         race(sessions)
         assert sessions.opened
