@@ -91,7 +91,7 @@ as $$
 declare
   v_kept bigint[];
 begin
-  perform bartleby.check_claim('', 1, coalesce(p_lease, '0'));
+  perform bartleby.check_lease(coalesce(p_lease, '0'));
   -- locked in one order, so that two heartbeats cannot block each other
   v_kept := array(select l.id from bartleby.lease l
     where l.id = any (p_lease_ids) and not isempty(l.pending) order by l.id for update);
@@ -120,6 +120,9 @@ begin
     perform setval(v_queue.idle, v_until + v_longer);
     -- who is deferring a message just now may not have seen our word
     v_watchful := not isempty(bartleby.running_below_me(pg_current_snapshot()));
+  end if;
+  if v_queue.paused then
+    return least(p_for, interval '1 second');
   end if;
   v_reader := bartleby.reader(v_queue.id);
   if coalesce(pg_sequence_last_value(v_queue.positions), 0) > v_reader.upper
@@ -158,13 +161,22 @@ create or replace function bartleby.check_claim(p_worker text, p_limit integer, 
 language plpgsql stable
 as $$
 begin
-  if p_worker is null or p_limit is null or p_limit not between 1 and 10000
-    or p_lease not between interval '100 milliseconds' and interval '100 years' then
-    raise exception 'a claim needs the name of a worker, a limit from 1 to 10000 and a lease of at least 100 milliseconds'
-      using errcode = 'ZB008';
+  if p_worker is null or p_limit is null or p_limit not between 1 and 10000 then
+    raise exception 'a claim needs the name of a worker and a limit from 1 to 10000' using errcode = 'ZB008';
   end if;
+  perform bartleby.check_lease(p_lease);
 end $$;
 comment on function bartleby.check_claim(text, integer, interval) is 'raises an error for a claim that cannot be made';
+
+create or replace function bartleby.check_lease(p_lease interval) returns void
+language plpgsql immutable
+as $$
+begin
+  if p_lease not between interval '100 milliseconds' and interval '100 years' then
+    raise exception 'a lease lasts from 100 milliseconds to 100 years' using errcode = 'ZB008';
+  end if;
+end $$;
+comment on function bartleby.check_lease(interval) is 'raises an error for a lease that cannot be granted';
 
 create or replace function bartleby.reader(p_queue integer) returns bartleby.lease
 language sql stable

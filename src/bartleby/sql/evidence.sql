@@ -1,5 +1,5 @@
 -- The tables of evidence: every attempt that failed, and every message that died of it. Both are written in the
--- transaction that settles the message, and nothing here is ever trimmed silently.
+-- transaction that settles the message. Error texts and tracebacks are kept up to 100,000 characters.
 
 create table if not exists bartleby.attempt (
   id bigint generated always as identity primary key,

@@ -89,8 +89,14 @@ as $$ update bartleby.queue q set paused = true where q.id = (bartleby.find_queu
 comment on function bartleby.pause_queue(text) is 'hand out nothing until resumed; sending goes on';
 
 create or replace function bartleby.resume_queue(p_queue text) returns void
-language sql security definer set search_path = pg_catalog, bartleby, pg_temp
-as $$ update bartleby.queue q set paused = false where q.id = (bartleby.find_queue(p_queue)).id $$;
+language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+as $$
+declare
+  v_queue bartleby.queue := bartleby.find_queue(p_queue);
+begin
+  update bartleby.queue q set paused = false where q.id = v_queue.id;
+  perform bartleby.wake(v_queue);
+end $$;
 comment on function bartleby.resume_queue(text) is 'hand out messages again';
 
 -- Every sender holds its queue's position sequence locked until it ends. So dropping the sequence first waits for all

@@ -22,6 +22,9 @@ begin
   if not found then
     perform bartleby.no_such_queue(p_queue);
   end if;
+  if pg_column_compression(p_payload) is not null then
+    p_payload := p_payload #> '{}';  -- out of a table's column: its size is looked at below
+  end if;
   if p_payload is null or pg_column_size(p_payload) > least(1000, v_queue.payload_limit)
     or num_nonnulls(p_headers, p_key, p_delay, p_max_attempts, p_generation, p_unique_for) > 0 then
     perform bartleby.check_message(v_queue, null, p_payload, p_headers, p_key, p_delay, p_max_attempts, p_generation,
@@ -148,6 +151,9 @@ begin
     select m.ordinality - 1, m.value from jsonb_array_elements(p_messages) with ordinality m
     where m.value - 'payload' <> '{}' or pg_column_size(m.value) > least(1000, p_queue.payload_limit)
   loop
+    if jsonb_typeof(v_message -> 'key') not in ('string', 'null') then
+      perform bartleby.bad_message(v_index, 'a key is a text');
+    end if;
     perform bartleby.check_message(p_queue, v_index, v_message -> 'payload', nullif(v_message -> 'headers', 'null'),
       v_message ->> 'key', bartleby.duration(v_message -> 'delay'), (v_message ->> 'max_attempts')::integer,
       (v_message ->> 'generation')::bigint, bartleby.duration(v_message -> 'unique_for'));
@@ -178,7 +184,7 @@ begin
     perform bartleby.bad_message(p_index, 'the payload is null; JSON null is written as ''null''::jsonb');
   elsif v_size > p_queue.payload_limit then
     raise exception '%payload and headers have % bytes, the limit of queue "%" is %', bartleby.at_index(p_index), v_size,
-      p_queue.name, p_queue.payload_limit using errcode = 'ZB005',
+      p_queue.name, p_queue.payload_limit using errcode = 'ZB005', detail = coalesce('index ' || p_index, ''),
       hint = 'send a reference to the data, or raise the policy key payload_limit';
   elsif v_size > 1000 and jsonb_path_exists(jsonb_build_array(p_payload, p_headers),
     'strict $.**{501 to last} ? (@.type() == "array" || @.type() == "object")') then

@@ -1,31 +1,38 @@
--- What people and programs look at. Depth is arithmetic: last position, reader and leases; nothing is counted that
--- waits in the log. `ready` also counts positions whose senders have not committed yet, or have rolled back since the
--- last claim.
+-- What people and programs look at. Depth is arithmetic: last position, reader and leases; what waits in the log is not
+-- counted, but for the few that the reader has passed by. `ready` includes positions whose senders have not committed
+-- yet, or have rolled back since the last claim.
 
-create or replace function bartleby.queue_stats()
-returns table (id integer, ready bigint, leased bigint, leases bigint, deferred bigint, dead bigint,
-  oldest_ready_at timestamptz, next_due_at timestamptz)
-language sql stable security definer rows 10 set search_path = pg_catalog, bartleby, pg_temp
+create or replace function bartleby.queue_stats(p_queue integer)
+returns table (ready bigint, leased bigint, leases bigint, deferred bigint, dead bigint, oldest_ready_at timestamptz,
+  next_due_at timestamptz)
+language sql stable security definer rows 1 set search_path = pg_catalog, bartleby, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off
 as $$
-  select q.id, greatest(0, coalesce(pg_sequence_last_value(q.positions), 0) - r.upper), l.messages, l.leases,
+  select greatest(0, coalesce(pg_sequence_last_value(q.positions), 0) - r.upper) + passed.messages, l.messages, l.leases,
     (select count(*) from bartleby.deferred d where d.queue = q.id),
     (select count(*) from bartleby.dead_letter d where d.queue = q.id and d.status = 'dead'),
-    (select m.created_at from bartleby.log m where m.queue = q.id and m.position > r.upper order by m.position limit 1),
+    least(passed.oldest,
+      (select m.created_at from bartleby.log m where m.queue = q.id and m.position > r.upper order by m.position limit 1)),
     (select d.run_at from bartleby.deferred d where d.queue = q.id and (d.run_at, d.id) > (r.due_at, r.due_id)
       order by d.run_at, d.id limit 1)
   from bartleby.queue q, bartleby.reader(q.id) r, lateral (
     select coalesce(sum(bartleby.count_positions(o.pending)), 0)::bigint as messages, count(*) as leases
-    from bartleby.open_leases(q.id) o) l
+    from bartleby.open_leases(q.id) o) l, lateral (
+    select count(*) as messages, min(m.created_at) as oldest
+    from bartleby.unsettled(q.id) u, lateral (
+      select i.created_at from bartleby.log i where i.queue = q.id and i.position >= u.first and i.position <= u.last
+      offset 0) m
+    where not u.leased and u.last <= r.upper) passed
+  where q.id = p_queue
 $$;
-comment on function bartleby.queue_stats() is 'how many messages of each queue are where';
+comment on function bartleby.queue_stats(integer) is 'how many messages of a queue are where';
 
 create or replace view bartleby.queues as
 select q.name, s.ready, s.leased, s.deferred, s.dead, s.oldest_ready_at, s.next_due_at, q.paused, s.leases, q.created_at,
   q.max_attempts, q.backoff, q.base, q.factor, q.cap, coalesce(q.jitter, case q.backoff when 'exponential' then 'full'
     else 'none' end) as jitter, q.schedule, q.lease, q.crash_budget, q.give_up_after, q.dead_letter_to, q.invalid_to,
   q.retention, q.payload_limit
-from bartleby.queue q join bartleby.queue_stats() s on s.id = q.id;
+from bartleby.queue q, bartleby.queue_stats(q.id) s;
 comment on view bartleby.queues is 'every queue: what is in it, and its policy';
 
 create or replace view bartleby.messages as
