@@ -28,9 +28,7 @@ class Clock:
     conn: psycopg.Connection[Any]
 
     def advance(self, seconds: float) -> None:
-        self.conn.execute(
-            "update public.test_clock set shift = shift + make_interval(secs => %s)", [float(seconds)]
-        )
+        self.conn.execute("update public.test_clock set shift = shift + make_interval(secs => %s)", [float(seconds)])
 
 
 def move_clock(conn: psycopg.Connection[Any]) -> Clock:

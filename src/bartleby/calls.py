@@ -1,4 +1,7 @@
-"""Every operation as a value: the SQL, its parameters, and how to read the answer. No other module names SQL.
+"""Every operation as a value: the SQL, its parameters, and how to read the answer.
+
+No other module names SQL, but for inspection.py (calls about the server and the schema) and schema.py, which runs the
+scripts.
 
 A `Call` is run by whoever has a connection: `Client`, `AsyncClient`, or a caller's own transaction. Claim, ack and
 extend need not wait for the disk: what a crash of the server can undo there is a redelivery, never a loss. So when
@@ -22,9 +25,6 @@ from bartleby.message import (
     MessageId,
     Queue,
     Reaped,
-    Segment,
-    ServerFacts,
-    XminHolder,
     checked_key,
     encode,
     storable,
@@ -46,23 +46,6 @@ select message_id, queue, status, reason, error_type, error, traceback, attempts
   worker, created_at, first_failed_at, dead_at
 from bartleby.dead_letters where status = 'dead' and (queue = %s or %s::text is null)
 order by dead_at desc, message_id desc limit %s::integer"""
-
-_FACTS: LiteralString = """
-select current_setting('server_version'), current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
-  current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), pg_is_in_recovery(),
-  pg_backend_pid(), pg_notification_queue_usage(), (select setting from pg_settings where name = 'data_directory')"""
-
-_XMIN_HOLDER: LiteralString = """
-select h.kind, h.who, h.age, h.since from (
-  select 'session' as kind, greatest(age(a.backend_xmin), age(a.backend_xid)) as age, a.xact_start as since,
-    'pid ' || a.pid || ' (' || concat_ws(', ', a.usename, nullif(a.application_name, ''), a.state) || ')' as who
-  from pg_stat_activity a where num_nonnulls(a.backend_xmin, a.backend_xid) > 0 and a.pid <> pg_backend_pid()
-  union all
-  select 'replication slot', greatest(age(s.xmin), age(s.catalog_xmin)), null, s.slot_name::text
-  from pg_replication_slots s where num_nonnulls(s.xmin, s.catalog_xmin) > 0
-  union all
-  select 'prepared transaction', age(p.transaction), p.prepared, p.gid from pg_prepared_xacts p
-) h order by h.age desc, h.kind = 'session', h.since limit 1"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +81,7 @@ def send(
         generation,
         _seconds(unique_for),
     )
-    encoded = encode(payload), None if headers is None else encode(headers)
+    encoded = encode(payload), None if headers is None else encode(dict(headers))
     return Call(
         "select bartleby.send(%s, %s::jsonb, %s::jsonb, %s, make_interval(secs => %s::float8),"
         " %s::integer, %s::bigint, make_interval(secs => %s::float8))",
@@ -234,32 +217,6 @@ def dead_letters(queue: str | None = None, *, limit: int = 100) -> Call[list[Dea
     """Return the newest dead letters, of one queue or of all."""
     queue = None if queue is None else storable(queue)
     return Call(_DEAD_LETTERS, (queue, queue, limit), lambda rows: [DeadLetter(*row) for row in rows])
-
-
-def version() -> Call[str]:
-    """Return the version of the schema in the database."""
-    return Call("select bartleby.version()", (), _value)
-
-
-def drift() -> Call[list[tuple[str, str]]]:
-    """Return what differs from what was installed: object, and changed, missing or added."""
-    return Call("select object, change from bartleby.drift()", (), lambda rows: [(row[0], row[1]) for row in rows])
-
-
-def facts() -> Call[ServerFacts]:
-    """Return what the server says about durability and itself."""
-    return Call(_FACTS, (), lambda rows: ServerFacts(*rows[0]))
-
-
-def oldest_xmin_holder() -> Call[XminHolder | None]:
-    """Return what holds back vacuum the most, if anything does."""
-    return Call(_XMIN_HOLDER, (), lambda rows: XminHolder(*rows[0]) if rows else None)
-
-
-def segments() -> Call[list[Segment]]:
-    """Return the segments of the log."""
-    text: LiteralString = "select slot, current, bytes from bartleby.segments() order by slot"
-    return Call(text, (), lambda rows: [Segment(*row) for row in rows])
 
 
 def _value(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - each call says what it is

@@ -10,29 +10,28 @@ Each verb is written once, in calls.py; here it becomes a method that runs the c
 
 import functools
 import inspect
-import select
-import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, LiteralString, ParamSpec, Self, TypeVar, get_args, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, get_args, overload
 
 import psycopg
-from psycopg import IsolationLevel
-from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
-from bartleby import calls
-from bartleby.calls import Call, Row
+from bartleby import calls, inspection
+from bartleby.calls import Call
 from bartleby.config import Settings
-from bartleby.errors import NoConnection, translated
+from bartleby.errors import InvalidSettings, NoConnection, translated
+from bartleby.pooling import (
+    AsyncConnection,
+    AsyncPooled,
+    Connection,
+    Pooled,
+    async_rows,
+    pool_options,
+    rows,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Connection = psycopg.Connection[Any]
-AsyncConnection = psycopg.AsyncConnection[Any]
-
-# A connection that lay idle this long, or that has something to tell, is asked whether it lives before it is used.
-_STALE_SECONDS = 1.0
-_ABOUT_THE_SERVER: LiteralString = "select pg_backend_pid(), current_setting('default_transaction_isolation')"
 
 
 class Verb(Generic[P, T]):
@@ -87,11 +86,11 @@ class Verbs:
     resume_queue = Verb(calls.resume_queue)
     queues = Verb(calls.queues)
     dead_letters = Verb(calls.dead_letters)
-    version = Verb(calls.version)
-    drift = Verb(calls.drift)
-    facts = Verb(calls.facts)
-    oldest_xmin_holder = Verb(calls.oldest_xmin_holder)
-    segments = Verb(calls.segments)
+    version = Verb(inspection.version)
+    drift = Verb(inspection.drift)
+    facts = Verb(inspection.facts)
+    oldest_xmin_holder = Verb(inspection.oldest_xmin_holder)
+    segments = Verb(inspection.segments)
 
 
 class Runner(Verbs):
@@ -103,7 +102,7 @@ class Runner(Verbs):
     def run(self, call: Call[T]) -> T:
         """Run one call."""
         with translated():
-            return call.parse(_rows(self._connection, call.text, call.parameters))
+            return call.parse(rows(self._connection, call.text, call.parameters))
 
 
 class AsyncRunner(Verbs):
@@ -115,20 +114,20 @@ class AsyncRunner(Verbs):
     async def run(self, call: Call[T]) -> T:
         """Run one call."""
         with translated():
-            return call.parse(await _async_rows(self._connection, call.text, call.parameters))
+            return call.parse(await async_rows(self._connection, call.text, call.parameters))
 
 
 class Client(Runner):
     """A pool of connections; each call is a transaction of its own. Close it, or use `with`."""
 
     def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
-        self._settings = (settings or Settings.load(dsn=dsn)).with_database()
+        self._settings = _settings(dsn, settings)
         self._pool = ConnectionPool(
-            connection_class=_Pooled,
-            configure=_Pooled.configure,
-            check=_Pooled.check,
-            reset=_Pooled.reset,
-            **_pool_options(self._settings),
+            connection_class=Pooled,
+            configure=Pooled.configure,
+            check=Pooled.check,
+            reset=Pooled.reset,
+            **pool_options(self._settings),
         )
 
     def run(self, call: Call[T]) -> T:
@@ -138,9 +137,9 @@ class Client(Runner):
             with translated(), self._pool.connection() as connection:
                 text = call.relaxed or call.text
                 if connection.isolation_level is None:
-                    return call.parse(_rows(connection, text, call.parameters))
+                    return call.parse(rows(connection, text, call.parameters))
                 with connection.transaction():
-                    return call.parse(_rows(connection, text, call.parameters))
+                    return call.parse(rows(connection, text, call.parameters))
         except PoolTimeout:
             raise self._no_connection() from None
 
@@ -149,6 +148,12 @@ class Client(Runner):
         self._pool.open()
         with self._pool.connection() as connection:
             return connection.prepare_threshold is None
+
+    def is_local(self) -> bool:
+        """Return whether the server is on this machine."""
+        self._pool.open()
+        with self._pool.connection() as connection:
+            return connection.info.host.startswith("/") or connection.info.hostaddr in {"127.0.0.1", "::1"}
 
     def using(self, connection: Connection) -> Runner:
         """Return a client whose calls are part of the transaction of this psycopg connection."""
@@ -177,13 +182,13 @@ class AsyncClient(AsyncRunner):
     """A pool of connections; each call is a transaction of its own. Close it, or use `async with`."""
 
     def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
-        self._settings = (settings or Settings.load(dsn=dsn)).with_database()
+        self._settings = _settings(dsn, settings)
         self._pool = AsyncConnectionPool(
-            connection_class=_AsyncPooled,
-            configure=_AsyncPooled.configure,
-            check=_AsyncPooled.check,
-            reset=_AsyncPooled.reset,
-            **_pool_options(self._settings),
+            connection_class=AsyncPooled,
+            configure=AsyncPooled.configure,
+            check=AsyncPooled.check,
+            reset=AsyncPooled.reset,
+            **pool_options(self._settings),
         )
 
     async def run(self, call: Call[T]) -> T:
@@ -194,9 +199,9 @@ class AsyncClient(AsyncRunner):
                 async with self._pool.connection() as connection:
                     text = call.relaxed or call.text
                     if connection.isolation_level is None:
-                        return call.parse(await _async_rows(connection, text, call.parameters))
+                        return call.parse(await async_rows(connection, text, call.parameters))
                     async with connection.transaction():
-                        return call.parse(await _async_rows(connection, text, call.parameters))
+                        return call.parse(await async_rows(connection, text, call.parameters))
         except PoolTimeout:
             raise await self._no_connection() from None
 
@@ -223,72 +228,7 @@ class AsyncClient(AsyncRunner):
         await self.close()
 
 
-def _pool_options(settings: Settings) -> dict[str, Any]:
-    sizes = {"min_size": 0, "max_size": settings.max_connections, "timeout": settings.connect_timeout}
-    return {"conninfo": settings.dsn, "kwargs": {"autocommit": True}, "open": False, **sizes}
-
-
-def _rows(connection: Connection, text: LiteralString, parameters: tuple[object, ...]) -> list[Row]:
-    with connection.cursor(row_factory=tuple_row) as cursor:
-        return cursor.execute(text, parameters).fetchall()
-
-
-async def _async_rows(connection: AsyncConnection, text: LiteralString, parameters: tuple[object, ...]) -> list[Row]:
-    async with connection.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute(text, parameters)
-        return await cursor.fetchall()
-
-
-def _doubtful(connection: "_Pooled | _AsyncPooled") -> bool:
-    # A living server has nothing to tell an idle connection: what can be read there is most likely its end.
-    news = select.poll()
-    news.register(connection.fileno(), select.POLLIN)
-    return time.monotonic() - connection.used_at > _STALE_SECONDS or bool(news.poll(0))
-
-
-class _Pooled(psycopg.Connection[Any]):
-    """A connection of the pool: it knows when it was last used, and what stands between it and the server."""
-
-    used_at = 0.0
-
-    @staticmethod
-    def configure(connection: "_Pooled") -> None:
-        pid, isolation = _rows(connection, _ABOUT_THE_SERVER, ())[0]
-        if pid != connection.info.backend_pid:
-            # A pooler stands between, and may hand the next statement to another server process.
-            connection.prepare_threshold = None
-        if isolation != "read committed":
-            # Claims need it; a setting of the session would leak through a pooler.
-            connection.isolation_level = IsolationLevel.READ_COMMITTED
-
-    @staticmethod
-    def check(connection: "_Pooled") -> None:
-        if _doubtful(connection):
-            ConnectionPool.check_connection(connection)
-
-    @staticmethod
-    def reset(connection: "_Pooled") -> None:
-        connection.used_at = time.monotonic()
-
-
-class _AsyncPooled(psycopg.AsyncConnection[Any]):
-    """The same, awaited."""
-
-    used_at = 0.0
-
-    @staticmethod
-    async def configure(connection: "_AsyncPooled") -> None:
-        pid, isolation = (await _async_rows(connection, _ABOUT_THE_SERVER, ()))[0]
-        if pid != connection.info.backend_pid:
-            connection.prepare_threshold = None
-        if isolation != "read committed":
-            await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
-
-    @staticmethod
-    async def check(connection: "_AsyncPooled") -> None:
-        if _doubtful(connection):
-            await AsyncConnectionPool.check_connection(connection)
-
-    @staticmethod
-    async def reset(connection: "_AsyncPooled") -> None:
-        connection.used_at = time.monotonic()
+def _settings(dsn: str | None, settings: Settings | None) -> Settings:
+    if dsn is not None and settings is not None:
+        raise InvalidSettings("a DSN and settings were given: put the DSN into the settings")
+    return (settings or Settings.load(dsn=dsn)).with_database()

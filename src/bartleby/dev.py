@@ -255,8 +255,8 @@ def _forget_the_dead(home: Path) -> None:
 
 
 def _free_port(home: Path) -> int:
-    last = home / "port"
-    for port in (int(last.read_text()) if last.exists() else 0, 0):
+    last = (home / "port").read_text() if (home / "port").exists() else ""
+    for port in (int(last) if last.isdecimal() else 0, 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))

@@ -63,7 +63,7 @@ class InvalidMessage(BartlebyError):
     @property
     def index(self) -> int | None:
         """The place of the bad message in a bulk, counted from 0."""
-        found = re.match(r"message (\d+): ", str(self))
+        found = re.fullmatch(r"index (\d+)", self.detail or "")
         return int(found[1]) if found else None
 
 
@@ -81,7 +81,7 @@ class LeaseLost(BartlebyError):
 
 
 class WrongIsolation(BartlebyError):
-    """A claim was tried in a transaction that is not READ COMMITTED."""
+    """This was tried in a transaction that is not READ COMMITTED, where an old snapshot would be used."""
 
 
 class InvalidArgument(BartlebyError):
@@ -149,7 +149,7 @@ def translated() -> Iterator[None]:
         ours = BY_SQLSTATE.get(error.sqlstate or "")
         if ours is not None:
             raise ours.from_database(error) from error
-        if error.sqlstate in {"3F000", "42883", "42P01"} and "bartleby" in str(error):
+        if error.sqlstate in {"3F000", "42883", "42P01"}:
             raise NotInstalled(
                 f"this database has no schema of Bartleby, or an older one: {error.diag.message_primary}",
                 hint="run: bartleby install",

@@ -177,25 +177,29 @@ class Segment:
 def encode(value: object, *, index: int | None = None) -> str:
     """Return a value as JSON that PostgreSQL takes, or say what is wrong with it."""
     where = "" if index is None else f"message {index}: "
+    detail = None if index is None else f"index {index}"
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
     except RecursionError:
-        raise InvalidMessage(f"{where}invalid message: nested too deep, or it contains itself") from None
+        raise InvalidMessage(f"{where}invalid message: nested too deep, or it contains itself", detail=detail) from None
     except UnicodeEncodeError:
-        raise InvalidMessage(f"{where}invalid message: a text has a lone surrogate") from None
+        raise InvalidMessage(f"{where}invalid message: a text has a lone surrogate", detail=detail) from None
     except (TypeError, ValueError) as error:
         raise InvalidMessage(
             f"{where}invalid message: not JSON: {error}",
+            detail=detail,
             hint="dictionaries with text keys, lists, texts, finite numbers, true, false and null",
         ) from None
     if "\\u0000" in text and _NUL.search(text):
-        raise InvalidMessage(f"{where}invalid message: a text has a NUL character")
+        raise InvalidMessage(f"{where}invalid message: a text has a NUL character", detail=detail)
     return text
 
 
-def checked_key(key: str) -> str:
+def checked_key(key: object) -> str:
     """Return a key that PostgreSQL can store as it is."""
+    if not isinstance(key, str):
+        raise InvalidMessage(f"invalid message: a key is a text, not {key!r}")
     if "\0" in key or key.encode(errors="replace") != key.encode(errors="surrogatepass"):
         raise InvalidMessage("invalid message: the key has a NUL character or a lone surrogate")
     return key

@@ -1,7 +1,8 @@
 """The schema in the database: install it, bring it to this version, see what was changed, remove it.
 
 The SQL files are the same that `psql -1 -f install.sql` reads. An upgrade runs the steps `upgrade/A--B.sql`,
-which change tables, and then all files again, which replaces every function and view; in one transaction.
+which change tables and record the version, and then all files again, which replaces every function and view; in one
+transaction.
 """
 
 import re
@@ -12,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from bartleby import calls
+from bartleby import inspection
 from bartleby.client import Runner
 from bartleby.errors import NotInstalled, VersionMismatch, translated
 from bartleby.version import __version__
@@ -47,7 +48,7 @@ def installed_version(connection: Connection) -> str | None:
     """Return the version of the schema in this database, or None."""
     try:
         with connection.transaction():
-            return Runner(connection).run(calls.version())
+            return Runner(connection).run(inspection.version())
     except NotInstalled:
         return None
 
@@ -62,9 +63,7 @@ def upgrade(connection: Connection, sql: Traversable = SQL, to: str = __version_
         path = list(_path(sql, installed, to))
         for step in path:
             _run(connection, (sql / "upgrade" / step).read_text())
-            connection.execute("update bartleby.installation set version = %s", [_STEP.sub(r"\g<new>", step)])
-            connection.execute("delete from bartleby.manifest")
-        _run(connection, install_sql(sql))
+        _run(connection, install_sql(sql))  # which refuses if a step did not record its version
     return path
 
 

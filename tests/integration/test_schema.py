@@ -52,7 +52,8 @@ class NextVersions:
         shutil.copytree(Path(str(schema.SQL)), self.folder)
 
     def add(self, old: str, new: str, step: str, function: str = "") -> None:
-        (self.folder / "upgrade" / f"{old}--{new}.sql").write_text(step)
+        record = f"update bartleby.installation set version = '{new}'; delete from bartleby.manifest;"
+        (self.folder / "upgrade" / f"{old}--{new}.sql").write_text(f"{step}\n{record}")
         tables = self.folder / "tables.sql"
         tables.write_text(tables.read_text().replace(f"'{old}'", f"'{new}'").replace(f"is {old}'", f"is {new}'"))
         views = self.folder / "views.sql"
@@ -143,6 +144,15 @@ def test_a_chain_of_steps_is_walked_in_order(conn: Conn, later: NextVersions) ->
     assert schema.upgrade(conn, later.folder, "0.10.0") == ["0.1.0--0.2.0.sql", "0.2.0--0.10.0.sql"]
     assert schema.installed_version(conn) == "0.10.0"
     assert has_column(conn, "queue", "shade")
+    assert not has_column(conn, "queue", "colour")
+
+
+def test_a_step_that_does_not_record_its_version_is_refused(conn: Conn, later: NextVersions) -> None:
+    later.add("0.1.0", "0.2.0", "")
+    (later.folder / "upgrade" / "0.1.0--0.2.0.sql").write_text("alter table bartleby.queue add column colour text;")
+    with pytest.raises(VersionMismatch):
+        schema.upgrade(conn, later.folder, "0.2.0")
+    assert schema.installed_version(conn) == "0.1.0"
     assert not has_column(conn, "queue", "colour")
 
 

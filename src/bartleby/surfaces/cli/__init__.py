@@ -6,6 +6,7 @@ Data goes to standard output, with --json as one document; everything else goes 
 
 import signal
 import sys
+from typing import NoReturn
 
 import click
 
@@ -21,6 +22,8 @@ from bartleby.version import __version__
 @click.pass_context
 def cli(context: click.Context, dsn: str | None) -> None:
     """A message queue on PostgreSQL that takes failure seriously."""
+    if dsn is not None and not dsn.strip():
+        raise click.UsageError("--dsn is empty; leave it out for the embedded PostgreSQL")
     context.obj = dsn
 
 
@@ -46,6 +49,10 @@ _HINTS: dict[type[BartlebyError], str] = {
 }
 
 
+# Classes of SQLSTATE: connection, authorisation, no such database, shutdown.
+_UNREACHABLE = ("08", "28", "3D", "57P")
+
+
 def main() -> None:
     """Run the command line; every error ends in a sentence and its remedy, not in a traceback."""
     import psycopg
@@ -57,14 +64,17 @@ def main() -> None:
     except BartlebyError as error:
         fail(str(error), error.hint and _HINTS.get(type(error), error.hint))
     except psycopg.OperationalError as error:
-        fail(f"the database cannot be reached: {error}", "check --dsn, or BARTLEBY_DSN, and that the server is running")
+        if error.sqlstate is None or error.sqlstate.startswith(_UNREACHABLE):
+            hint = "check --dsn, or BARTLEBY_DSN, and that the server is running"
+            fail(f"the database cannot be reached: {error}", hint)
+        fail(f"the database refused: {error}")
     except psycopg.errors.InsufficientPrivilege as error:
         fail(str(error.diag.message_primary), "the user of the DSN needs one of the roles bartleby_*")
     except psycopg.Error as error:
         fail(f"the database refused: {error}")
 
 
-def fail(problem: str, hint: str | None = None) -> None:
+def fail(problem: str, hint: str | None = None) -> NoReturn:
     """Say what is wrong and end."""
     click.echo(f"bartleby: {printable(problem.strip())}", err=True)
     if hint:

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Literal
 
 from bartleby.client import Client
@@ -12,6 +11,7 @@ from bartleby.errors import NotInstalled
 from bartleby.version import __version__
 
 _LONG = timedelta(minutes=5)
+_MANY = 1_000_000
 _MUCH_NOTIFY = 0.1
 _LITTLE_DISK = 0.1
 _MARKS = {"good": "ok", "note": "--", "warning": "!", "bad": "!!"}
@@ -111,7 +111,7 @@ def _horizon(client: Client) -> Iterator[Finding]:
     age = datetime.now(UTC) - holder.since if holder.since else None
     text = f"held back by {holder.kind} {holder.who}, {holder.age} transactions old"
     text += f", for {str(age).partition('.')[0]}" if age else ""
-    if holder.kind != "session" or (age and age > _LONG):
+    if holder.kind != "session" or (age and age > _LONG) or holder.age > _MANY:
         yield Finding("warning", "vacuum", f"{text}; claims stay fast, but disk use grows until it ends")
     else:
         yield Finding("good", "vacuum", text)
@@ -129,7 +129,9 @@ def _notifications(client: Client) -> Iterator[Finding]:
 def _disk(client: Client) -> Iterator[Finding]:
     directory = client.facts().data_directory
     try:
-        usage = shutil.disk_usage(Path(directory or "/nonexistent"))
+        if directory is None or not client.is_local():
+            raise FileNotFoundError
+        usage = shutil.disk_usage(directory)
     except OSError:
         yield Finding("note", "disk", "the server's disk cannot be seen from here")
         return

@@ -1,5 +1,7 @@
 """Which database a command speaks to: the one that was named, else the embedded PostgreSQL."""
 
+import contextlib
+import fcntl
 import json
 import math
 import sys
@@ -7,12 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bartleby.client import Client
 from bartleby.config import Settings
+from bartleby.version import __version__
+
+if TYPE_CHECKING:
+    from bartleby import dev
 
 
 @contextmanager
@@ -22,13 +28,36 @@ def database(given: str | None) -> Iterator[str]:
     if dsn:
         yield dsn
         return
-    from bartleby import dev
-
-    with dev.start() as server:
-        prepare(server.dsn)
+    with embedded() as server:
         if server.started:
             click.echo("no --dsn and no BARTLEBY_DSN: using the embedded PostgreSQL (see `bartleby dev`)", err=True)
         yield server.dsn
+
+
+@contextmanager
+def embedded() -> Iterator["dev.Server"]:
+    """Yield the embedded server. Commands share it, and the last to leave stops it if one of them started it."""
+    from bartleby import dev
+
+    with contextlib.ExitStack() as held:
+        server = dev.start()
+        users = held.enter_context((server.directory / "users").open("a"))
+        fcntl.flock(users, fcntl.LOCK_SH)
+        while not server.started and dev.running() is None:  # the last one left while we waited
+            server = dev.start()
+        ours = server.directory / "stop-when-unused"
+        if server.started:
+            ours.touch()
+        try:
+            prepare(server.dsn)
+            yield server
+        finally:
+            fcntl.flock(users, fcntl.LOCK_UN)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if ours.exists():
+                    ours.unlink()
+                    server.stop()
 
 
 @contextmanager
@@ -50,11 +79,11 @@ def prepare(dsn: str) -> None:
     from bartleby import schema
 
     with psycopg.connect(dsn, autocommit=True) as connection:
-        match schema.installed_version(connection):
-            case None:
-                schema.install(connection)
-            case _:
-                schema.upgrade(connection)
+        installed = schema.installed_version(connection)
+        if installed is None:
+            schema.install(connection)
+        elif installed != __version__:
+            schema.upgrade(connection)
 
 
 def show_json(value: object) -> None:

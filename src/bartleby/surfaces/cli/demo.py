@@ -18,7 +18,6 @@ def demo() -> None:
     from bartleby import dev
 
     folder = Path(tempfile.mkdtemp(prefix="bartleby-demo-"))
-    folder.rmdir()
     try:
         started = time.monotonic()
         with dev.start(folder) as server:
