@@ -81,7 +81,10 @@ def send(
         generation,
         _seconds(unique_for),
     )
-    encoded = encode(payload), None if headers is None else encode(dict(headers))
+    encoded = (
+        encode(payload),
+        None if headers is None else encode(dict(headers) if isinstance(headers, Mapping) else headers),
+    )
     return Call(
         "select bartleby.send(%s, %s::jsonb, %s::jsonb, %s, make_interval(secs => %s::float8),"
         " %s::integer, %s::bigint, make_interval(secs => %s::float8))",
@@ -242,6 +245,11 @@ def _list(positions: Sequence[int] | None) -> list[int] | None:
 
 def _seconds(duration: Duration | None) -> float | None:
     return duration.total_seconds() if isinstance(duration, timedelta) else duration
+
+
+def _plain(value: object) -> object:
+    # A mapping of any kind is as good as a dictionary; what is none is refused by its name in SQL.
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _seconds_of(message: object) -> object:

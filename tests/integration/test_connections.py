@@ -14,9 +14,9 @@ import pytest
 from psycopg.rows import dict_row, namedtuple_row
 
 from bartleby import AsyncClient, Client, NotInstalled, WrongIsolation, dev, schema
-from bartleby.client import _AsyncPooled, _Pooled
 from bartleby.config import Settings
 from bartleby.errors import BartlebyError, NoConnection
+from bartleby.pooling import AsyncPooled, Pooled
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 
@@ -120,12 +120,12 @@ def test_a_pooler_is_noticed_and_nothing_is_prepared_behind_it(dsn: str, pooled_
 
 
 async def test_an_awaited_client_does_as_much_for_a_pooled_connection(dsn: str) -> None:
-    async with await _AsyncPooled.connect(dsn, autocommit=True) as connection:
-        await _AsyncPooled.configure(connection)
+    async with await AsyncPooled.connect(dsn, autocommit=True) as connection:
+        await AsyncPooled.configure(connection)
         assert connection.prepare_threshold is not None
         assert connection.isolation_level is None
-    with _Pooled.connect(dsn, autocommit=True, options="-c default_transaction_isolation=serializable") as other:
-        _Pooled.configure(other)
+    with Pooled.connect(dsn, autocommit=True, options="-c default_transaction_isolation=serializable") as other:
+        Pooled.configure(other)
         assert other.isolation_level is psycopg.IsolationLevel.READ_COMMITTED
 
 

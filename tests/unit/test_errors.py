@@ -93,11 +93,6 @@ def test_what_is_not_ours_stays_what_it_is(error: type[psycopg.Error]) -> None:
     assert not isinstance(caught.value, BartlebyError)
 
 
-def test_another_relation_that_is_missing_is_not_ours() -> None:
-    with pytest.raises(psycopg.errors.UndefinedTable), translated():
-        raise psycopg.errors.UndefinedTable('relation "orders" does not exist')
-
-
 @pytest.mark.parametrize(
     ("detail", "ids"), [(None, ()), ("", ()), ("5", (5,)), ("5,8796093022209", (5, 8796093022209)), ("null", ())]
 )
