@@ -83,7 +83,7 @@ def send(
     )
     encoded = (
         encode(payload),
-        None if headers is None else encode(dict(headers) if isinstance(headers, Mapping) else headers),
+        None if headers is None else encode(_plain(headers)),
     )
     return Call(
         "select bartleby.send(%s, %s::jsonb, %s::jsonb, %s, make_interval(secs => %s::float8),"
