@@ -126,7 +126,7 @@ MUTATIONS = [
     Mutation(
         "nobody looks back behind the mark",
         "reap.sql",
-        "    perform bartleby.look_back(p_queue, v_now);\n",
+        "    perform bartleby.look_back(p_queue, v_now, v_sweep.looked_back_xid);\n",
         "    null;\n",
         deferred_races.a_clock_set_back_and_forward_hides_nothing_for_long,
     ),

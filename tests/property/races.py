@@ -122,6 +122,7 @@ def the_reaper_passes_no_message(s: Sessions) -> None:
     send(s.main, *range(3, 23))
     s.clock.advance(5)
     s.main.execute("select bartleby.reap()")
+    assert s.main.execute("select (bartleby.reader(id)).upper from bartleby.queue").fetchall() == [(2,)]
     assert s.main.execute("select ready from bartleby.queues").fetchall() == [(20,)]
     slow.rollback()
     assert drain(s.main) == list(range(3, 23))

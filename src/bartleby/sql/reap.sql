@@ -75,11 +75,12 @@ begin
   end loop;
   if v_newest - 1 is distinct from v_sweep.upto or v_open is distinct from v_sweep.open then
     delete from bartleby.sweep s where s.queue = p_queue.id;
-    insert into bartleby.sweep (queue, upto, open, looked_back_at)
-    values (p_queue.id, v_newest - 1, v_open, coalesce(v_sweep.looked_back_at, v_now));
+    insert into bartleby.sweep (queue, upto, open, looked_back_at, looked_back_xid)
+    values (p_queue.id, v_newest - 1, v_open, coalesce(v_sweep.looked_back_at, v_now),
+      coalesce(v_sweep.looked_back_xid, 0));
   end if;
   if v_now not between v_sweep.looked_back_at and v_sweep.looked_back_at + interval '1 minute' then
-    perform bartleby.look_back(p_queue, v_now);
+    perform bartleby.look_back(p_queue, v_now, v_sweep.looked_back_xid);
   end if;
 end $$;
 comment on function bartleby.reap_queue(bartleby.queue) is 'take back the lapsed leases of one queue';
@@ -102,27 +103,36 @@ end $$;
 comment on function bartleby.reap_lease(bartleby.lease) is 'take back one lapsed lease';
 
 -- The clock of the server may be set back, and forward again, while nobody claims: a message deferred in between lies
--- behind the reader's mark. Then the mark is lifted, and the next claim looks at everything that is due.
-create or replace function bartleby.look_back(p_queue bartleby.queue, p_now timestamptz) returns void
+-- behind the reader's mark. Then the mark is lifted, and the next claim looks at everything that is due. Only what was
+-- committed since the last look is looked at.
+create or replace function bartleby.look_back(p_queue bartleby.queue, p_now timestamptz, p_since bigint) returns void
 language plpgsql
 as $$
 declare
+  v_passed boolean;
+  v_xmin bigint;
   v_reader bartleby.lease;
 begin
-  update bartleby.sweep s set looked_back_at = p_now where s.queue = p_queue.id;
-  if not pg_try_advisory_xact_lock(p_queue.lock_key) then
+  -- least(): in the cluster where a dump was restored, xids begin anew
+  select exists (select from bartleby.deferred d where d.queue = p_queue.id
+      and d.xid >= least(p_since, pg_snapshot_xmin(pg_current_snapshot())::text::bigint)
+      and (d.run_at, d.id) <= (r.due_at, r.due_id) and not coalesce(r.late, '{}') @> d.xid),
+    pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+  into v_passed, v_xmin from bartleby.reader(p_queue.id) r;
+  if v_passed and not pg_try_advisory_xact_lock(p_queue.lock_key) then
     return;
   end if;
-  v_reader := bartleby.reader(p_queue.id);
-  if exists (select from bartleby.deferred d where d.queue = p_queue.id
-    and (d.run_at, d.id) <= (v_reader.due_at, v_reader.due_id) and d.run_at < p_now - interval '10 seconds') then
+  update bartleby.sweep s set looked_back_at = p_now, looked_back_xid = v_xmin where s.queue = p_queue.id;
+  if v_passed then
+    v_reader := bartleby.reader(p_queue.id);
     insert into bartleby.lease (id, granted_at, until, upper, due_at, due_id, holes_since, worker, pending, late, holes,
       owners, young, parked)
     values (bartleby.new_lease_id(p_queue.id), p_now, p_now, v_reader.upper, '-infinity', 0, v_reader.holes_since, '', '{}',
       v_reader.late, v_reader.holes, v_reader.owners, v_reader.young, v_reader.parked);
   end if;
 end $$;
-comment on function bartleby.look_back(bartleby.queue, timestamptz) is 'find deferred messages that the reader has passed by';
+comment on function bartleby.look_back(bartleby.queue, timestamptz, bigint) is
+  'find deferred messages that the reader has passed by';
 
 create or replace function bartleby.open_leases(p_queue integer) returns table (id bigint, pending int8multirange)
 language sql stable rows 10 set enable_seqscan = off set enable_bitmapscan = off

@@ -160,7 +160,8 @@ create table if not exists bartleby.sweep (
   id bigint generated always as identity primary key,
   upto bigint not null,
   open bigint[] not null,
-  looked_back_at timestamptz not null
+  looked_back_at timestamptz not null,
+  looked_back_xid bigint not null
 );
 comment on table bartleby.sweep is 'how far reap() has looked through the leases, and which it found open';
 create index if not exists sweep_queue on bartleby.sweep (queue, id);
@@ -191,7 +192,8 @@ create table if not exists bartleby.deferred (
 comment on table bartleby.deferred is 'messages that wait for a time: delayed sends and retries';
 comment on column bartleby.deferred.xid is 'the transaction that wrote it';
 create unique index if not exists deferred_due on bartleby.deferred (queue, run_at, id);
-create index if not exists deferred_xid on bartleby.deferred (queue, xid);
+-- the xid first, so that no plan can take this index for one that finds the messages of a queue
+create index if not exists deferred_xid on bartleby.deferred (xid, queue);
 
 create table if not exists bartleby.unique_key (
   queue integer not null,
