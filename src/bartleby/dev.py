@@ -138,7 +138,8 @@ def _make_home(home: Path) -> None:
                 folder.chmod(0o755)  # whatever the umask: the server's account has to pass through
         if home.stat().st_uid != os.geteuid():
             raise NoPostgres(f"{home} belongs to another user: start the server as that user, or elsewhere.")
-        if not (home / "lock").exists() and any(home.iterdir()):
+        # in this order: whoever starts at the same time makes the lock first
+        if any(home.iterdir()) and not (home / "lock").exists():
             raise NoPostgres(f"{home} has other things in it: name an empty directory, or one not there yet.")
         home.chmod(0o711 if root else 0o700)
     except OSError as error:

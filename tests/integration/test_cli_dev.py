@@ -7,12 +7,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from bartleby import Client, dev
+from bartleby.surfaces.cli import connecting
 
 PROGRAM = [sys.executable, "-c", "from bartleby.surfaces.cli import main; main()"]
 
@@ -151,3 +153,28 @@ def test_without_a_dsn_a_command_uses_the_embedded_server(folder: Path, monkeypa
     listed = CliRunner().invoke(cli, ["queues"], catch_exceptions=False)
     assert "orders" in listed.stdout
     assert dev.running(folder / "pg") is None
+
+
+def test_commands_that_share_the_embedded_server_do_not_stop_it_under_each_other(folder: Path) -> None:
+    place = f"from pathlib import Path; from bartleby import dev; dev.default_directory = lambda: Path({str(folder)!r}, 'pg')"
+    program = [sys.executable, "-c", f"{place}; from bartleby.surfaces.cli import main; main()"]
+    environment = {name: value for name, value in os.environ.items() if name != "BARTLEBY_DSN"}
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*program, *words], capture_output=True, text=True, check=False, env=environment, cwd=folder
+        )
+
+    with ThreadPoolExecutor(6) as threads:
+        done = list(threads.map(lambda number: command("queues", "create", f"q{number}"), range(12)))
+    assert [each.stderr for each in done if each.returncode] == []
+    assert dev.running(folder / "pg") is None
+    assert [line.split()[0] for line in command("queues").stdout.splitlines()[1:]] == sorted(f"q{n}" for n in range(12))
+
+
+def test_a_server_that_dev_runs_survives_the_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev, "default_directory", lambda: folder / "pg")
+    with dev.start() as server:
+        with connecting.embedded() as same:
+            assert same.pid == server.pid
+        assert dev.running() is not None
