@@ -156,7 +156,7 @@ def test_without_a_dsn_a_command_uses_the_embedded_server(folder: Path, monkeypa
 
 
 def test_commands_that_share_the_embedded_server_do_not_stop_it_under_each_other(folder: Path) -> None:
-    place = f"from pathlib import Path; from bartleby import dev; dev.default_directory = lambda: Path({str(folder)!r}, 'pg')"
+    place = f"from bartleby import dev; dev.default_directory = lambda: dev.Path({str(folder)!r}, 'pg')"
     program = [sys.executable, "-c", f"{place}; from bartleby.surfaces.cli import main; main()"]
     environment = {name: value for name, value in os.environ.items() if name != "BARTLEBY_DSN"}
 
