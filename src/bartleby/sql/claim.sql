@@ -23,6 +23,7 @@ declare
   v_until timestamptz;
   v_floor bigint;
   v_ceiling bigint;
+  v_lease_id bigint;
 begin
   perform bartleby.check_isolation();
   perform bartleby.check_claim(p_worker, p_limit, p_lease);
@@ -43,6 +44,7 @@ begin
     perform bartleby.no_such_queue(p_queue);
   end if;
   v_recorded := v_reader;
+  v_lease_id := bartleby.next_lease_id(v_queue.id, v_reader.id);
   for v_round in 1..2 loop
     if num_nonnulls(v_reader.holes, v_reader.young) = 0 and (num_nonnulls(v_reader.late, v_reader.parked) = 0
       or not bartleby.has_ended(coalesce(v_reader.late, '{}') + coalesce(v_reader.parked, '{}'), pg_current_snapshot(),
@@ -63,7 +65,7 @@ begin
       ), granted as (
         insert into bartleby.lease as l (id, granted_at, until, upper, due_at, due_id, worker, pending, late, parked,
           replayed)
-        select v_floor + nextval('bartleby.lease_id'), v_now, v_until, s.last, v_reader.due_at, v_reader.due_id, p_worker,
+        select v_lease_id, v_now, v_until, s.last, v_reader.due_at, v_reader.due_id, p_worker,
           int8multirange(int8range(v_reader.upper + 1, s.last + 1)), v_reader.late, v_reader.parked,
           nullif(s.replayed, false)
         from stretch s returning l.id
@@ -84,21 +86,23 @@ end $$;
 comment on function bartleby.claim(text, text, integer, interval) is
   'lease up to p_limit messages to a worker; each must be acked, failed, rejected or released before the lease lapses';
 
+-- A lease that is just being settled is passed over: waiting for it would let the others lapse.
 create or replace function bartleby.extend(p_lease_ids bigint[], p_lease interval) returns void
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  v_kept bigint[];
+  v_lost bigint[];
 begin
   perform bartleby.check_lease(coalesce(p_lease, '0'));
-  -- locked in one order, so that two heartbeats cannot block each other
-  v_kept := array(select l.id from bartleby.lease l
-    where l.id = any (p_lease_ids) and not isempty(l.pending) order by l.id for update);
-  if not coalesce(p_lease_ids <@ v_kept, false) then
-    perform bartleby.lease_lost(array(select unnest(p_lease_ids) except select unnest(v_kept)));
+  v_lost := array(select i from unnest(p_lease_ids) i
+    where not exists (select from bartleby.lease l where l.id = i and not isempty(l.pending)));
+  if cardinality(v_lost) > 0 then
+    perform bartleby.lease_lost(v_lost);
   end if;
-  update bartleby.lease l set until = bartleby.clock() + p_lease where l.id = any (v_kept);
+  update bartleby.lease l set until = bartleby.clock() + p_lease
+  where l.id = any (array(
+    select h.id from bartleby.lease h where h.id = any (p_lease_ids) and not isempty(h.pending) for update skip locked));
 end $$;
 comment on function bartleby.extend(bigint[], interval) is
   'let leases lapse p_lease from now; if one of them is lost nothing changes and the error names it';
@@ -187,13 +191,20 @@ $$;
 comment on function bartleby.reader(integer) is 'the newest lease row of a queue';
 
 create or replace function bartleby.lease_floor(p_queue integer) returns bigint
-language sql immutable as $$ select p_queue::bigint << 42 $$;
+language sql immutable as $$ select p_queue::bigint << 44 $$;
 comment on function bartleby.lease_floor(integer) is 'below every lease id of a queue';
 
 create or replace function bartleby.lease_queue(p_lease_id bigint) returns integer
-language sql immutable as $$ select (p_lease_id >> 42)::integer $$;
+language sql immutable as $$ select (p_lease_id >> 44)::integer $$;
 comment on function bartleby.lease_queue(bigint) is 'the queue of a lease';
 
-create or replace function bartleby.new_lease_id(p_queue integer) returns bigint
-language sql volatile as $$ select bartleby.lease_floor(p_queue) + nextval('bartleby.lease_id') $$;
-comment on function bartleby.new_lease_id(integer) is 'draws a lease id';
+-- A lease id must never come twice, or a late worker could settle somebody else's messages. Claims do not wait for the
+-- disk, so after a crash of the server a sequence would give the last ids again. So the id is the time, in steps of
+-- 100 microseconds since 2026 (44 bits last until 2081), and one more than the newest where that is ahead.
+create or replace function bartleby.next_lease_id(p_queue integer, p_newest bigint) returns bigint
+language sql volatile
+as $$
+  select greatest(p_newest + 1, bartleby.lease_floor(p_queue)
+    + ((extract(epoch from bartleby.server_clock()) - 1767225600) * 10000)::bigint)
+$$;
+comment on function bartleby.next_lease_id(integer, bigint) is 'the id of the next lease of a queue; under its lock';

@@ -20,8 +20,8 @@ create table if not exists bartleby.attempt (
   traceback text,
   fingerprint text
 );
-comment on table bartleby.attempt is 'the ledger: one row per attempt that failed, was rejected or took its worker along';
-comment on column bartleby.attempt.outcome is 'failed, rejected or crashed';
+comment on table bartleby.attempt is 'the ledger: one row per attempt that failed, was rejected, was lost or took its worker along';
+comment on column bartleby.attempt.outcome is 'failed, rejected, crashed, or lost and not charged';
 comment on column bartleby.attempt.rule is 'what decided the verdict';
 create index if not exists attempt_message on bartleby.attempt (message_id, id);
 

@@ -28,7 +28,7 @@ begin
   v_new := bartleby.bury_holes(p_queue, v_new, v_probe, v_got, p_fresh, p_now);
   v_new.upper := greatest(p_reader.upper, v_probe.positions[cardinality(v_probe.positions)]);
   if p_limit > 0 and isempty(v_got) and v_tail > v_new.upper
-    and p_now > p_recorded.granted_at + interval '1 second' then
+    and p_now not between p_recorded.granted_at and p_recorded.granted_at + interval '1 second' then
     -- Drawn before the probe and not seen by it: a sender is open, or has rolled back. Pass it, or nobody ever will.
     v_new.upper := v_tail;
   end if;
@@ -37,7 +37,7 @@ begin
   if isempty(v_got) and v_new is not distinct from p_recorded then
     return;
   end if;
-  v_new.id := bartleby.new_lease_id(p_queue.id);
+  v_new.id := bartleby.next_lease_id(p_queue.id, p_recorded.id);
   insert into bartleby.lease (id, granted_at, until, upper, due_at, due_id, holes_since, solo, replayed, worker, pending,
     late, holes, owners, young, parked)
   values (v_new.id, p_now, p_until, v_new.upper, v_new.due_at, v_new.due_id, v_new.holes_since, v_probe.solo,
@@ -107,9 +107,11 @@ begin
     v_new.owners := p_reader.owners * bartleby.running(p_probe.snapshot, not p_fresh);
     if isempty(v_new.owners) then
       v_new.holes := null;
-    elsif p_now > p_reader.holes_since + interval '1 second'
+    elsif p_now not between p_reader.holes_since and p_reader.holes_since + interval '1 second'
       or (select count(*) > 50 from unnest(v_new.young)) then
-      insert into bartleby.hole (queue, holes, owners) values (p_queue.id, v_new.holes, v_new.owners);
+      insert into bartleby.hole (queue, holes, owners)
+      select p_queue.id, range_agg(h.hole), v_new.owners
+      from (select u.hole, row_number() over () / 50 as chunk from unnest(v_new.holes) as u (hole)) h group by h.chunk;
       v_new.parked := coalesce(v_new.parked, '{}') + v_new.owners;
       v_new.holes := null;
     end if;

@@ -9,12 +9,12 @@ comment on table bartleby.manifest is 'the objects of this schema as they were i
 create or replace function bartleby.objects() returns table (object text, hash text)
 language sql stable security definer set search_path = pg_catalog, bartleby, pg_temp
 as $$
-  select format('function bartleby.%s(%s)', p.proname, oidvectortypes(p.proargtypes)), md5(concat_ws('|', p.prosrc, p.prosecdef, p.provolatile, p.proconfig,
+  select format('function bartleby.%s(%s)', p.proname, oidvectortypes(p.proargtypes)), md5(concat_ws('|', p.prosrc, p.prosecdef, p.provolatile, p.proconfig, p.proacl,
     pg_get_function_result(p.oid), pg_get_function_arguments(p.oid)))
   from pg_proc p where p.pronamespace = 'bartleby'::regnamespace
   union all
   select format('%s bartleby.%s', case c.relkind when 'i' then 'index' when 'v' then 'view' when 'S' then 'sequence'
-    else 'table' end, c.relname), md5(concat_ws('|', c.relkind, array_to_string(c.reloptions, ','),
+    else 'table' end, c.relname), md5(concat_ws('|', c.relkind, c.relacl, array_to_string(c.reloptions, ','),
     case when c.relkind = 'i' then pg_get_indexdef(c.oid) when c.relkind = 'v' then pg_get_viewdef(c.oid) end,
     (select string_agg(concat_ws(' ', a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull), ',' order by a.attnum)
       from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and c.relkind <> 'S')))

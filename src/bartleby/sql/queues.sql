@@ -25,7 +25,7 @@ begin
       hashtextextended(gen_random_uuid()::text, v_id), bartleby.clock(), 5, 'exponential', interval '1 second', 2,
       interval '300 seconds', interval '60 seconds', 3, interval '30 days', 1048576);
     insert into bartleby.lease (id, granted_at, until, upper, due_at, due_id, worker, pending)
-    values (bartleby.new_lease_id(v_id), bartleby.clock(), bartleby.clock(), 0, '-infinity', 0, '', '{}');
+    values (bartleby.next_lease_id(v_id, 0), bartleby.clock(), bartleby.clock(), 0, '-infinity', 0, '', '{}');
   end if;
   if p_policy is distinct from '{}' then
     perform bartleby.configure_queue(p_queue, p_policy);
@@ -53,7 +53,8 @@ begin
       when 'payload_limit' then v_queue.payload_limit := bartleby.policy_integer(v_key, v_value, 1, 104857600);
       when 'backoff' then
         v_queue.backoff := bartleby.policy_choice(v_key, v_value, '{exponential,quadratic,fixed,schedule,none}');
-      when 'jitter' then v_queue.jitter := bartleby.policy_choice(v_key, v_value, '{full,none}');
+      when 'jitter' then v_queue.jitter :=
+        case when v_value <> 'null' then bartleby.policy_choice(v_key, v_value, '{full,none}') end;
       when 'base' then v_queue.base := bartleby.policy_duration(v_key, v_value, '0');
       when 'cap' then v_queue.cap := bartleby.policy_duration(v_key, v_value, '0');
       when 'lease' then v_queue.lease := bartleby.policy_duration(v_key, v_value, '100 milliseconds');
@@ -99,11 +100,11 @@ begin
 end $$;
 comment on function bartleby.resume_queue(text) is 'hand out messages again';
 
--- Every sender holds its queue's position sequence locked until it ends. So dropping the sequence first waits for all
--- who know the queue; what they committed is then seen, and whoever comes later finds no queue. A sender that waits for
--- the sequence meanwhile fails when it is gone.
+-- Every sender holds its queue's position sequence locked until it ends. So dropping the sequence waits for all who know
+-- the queue, though not for long; what they committed is then seen, and whoever comes later finds no queue. A sender that
+-- waits for the sequence meanwhile fails when it is gone.
 create or replace function bartleby.drop_queue(p_queue text, p_force boolean default false) returns void
-language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp set lock_timeout = '2s'
 as $$
 declare
   v_queue bartleby.queue;
@@ -114,6 +115,9 @@ begin
     raise exception 'queue % is the dead_letter_to or invalid_to of another queue', p_queue using errcode = 'ZB009';
   end if;
   perform pg_advisory_xact_lock(v_queue.lock_key);
+  -- this waits for whoever is settling a lease; what that leaves behind is then seen
+  perform from bartleby.lease l
+  where l.id >= bartleby.lease_floor(v_queue.id) and l.id < bartleby.lease_floor(v_queue.id + 1) for update;
   execute format('drop sequence %s, %s', v_queue.positions, v_queue.idle);
   if not p_force and (
     exists (select from bartleby.deferred d where d.queue = v_queue.id)
@@ -124,19 +128,28 @@ begin
     raise exception 'queue % still has messages', p_queue using errcode = 'ZB009',
       hint = 'drop_queue(…, p_force => true) deletes them and their dead letters';
   end if;
-  -- leases first: this waits for whoever is settling one, and then sees what that left behind
-  delete from bartleby.lease l
-  where l.id >= bartleby.lease_floor(v_queue.id) and l.id < bartleby.lease_floor(v_queue.id + 1);
-  delete from bartleby.log m where m.queue = v_queue.id;
-  delete from bartleby.deferred d where d.queue = v_queue.id;
-  delete from bartleby.dead_letter d where d.queue = v_queue.id;
-  delete from bartleby.attempt a where a.queue = v_queue.id;
-  delete from bartleby.unique_key u where u.queue = v_queue.id;
-  delete from bartleby.hole h where h.queue = v_queue.id;
-  delete from bartleby.sweep s where s.queue = v_queue.id;
-  delete from bartleby.queue q where q.id = v_queue.id;
+  perform bartleby.forget_queue(v_queue.id);
+exception when lock_not_available then
+  raise exception 'queue % is in use by an open transaction', p_queue using errcode = 'ZB009',
+    hint = 'a sender or worker has not committed yet: try again when it has';
 end $$;
 comment on function bartleby.drop_queue(text, boolean) is 'remove an empty queue, or with force any queue';
+
+create or replace function bartleby.forget_queue(p_queue integer) returns void
+language plpgsql
+as $$
+begin
+  delete from bartleby.lease l where l.id >= bartleby.lease_floor(p_queue) and l.id < bartleby.lease_floor(p_queue + 1);
+  delete from bartleby.log m where m.queue = p_queue;
+  delete from bartleby.deferred d where d.queue = p_queue;
+  delete from bartleby.dead_letter d where d.queue = p_queue;
+  delete from bartleby.attempt a where a.queue = p_queue;
+  delete from bartleby.unique_key u where u.queue = p_queue;
+  delete from bartleby.hole h where h.queue = p_queue;
+  delete from bartleby.sweep s where s.queue = p_queue;
+  delete from bartleby.queue q where q.id = p_queue;
+end $$;
+comment on function bartleby.forget_queue(integer) is 'delete every row of a queue';
 
 create or replace function bartleby.find_queue(p_queue text) returns bartleby.queue
 language plpgsql stable set search_path = pg_catalog, bartleby, pg_temp

@@ -13,6 +13,7 @@ as $$
 #variable_conflict use_column
 declare
   v_queue bartleby.queue;
+  v_now timestamptz := bartleby.clock();
 begin
   perform bartleby.check_isolation();
   -- whoever comes second has nothing to do
@@ -25,7 +26,8 @@ begin
   end loop;
   -- a sender that stays open may hold a key: it is left for later
   delete from bartleby.unique_key u where (u.queue, u.key) in (
-    select k.queue, k.key from bartleby.unique_key k where k.until < bartleby.clock() for update skip locked);
+    select k.queue, k.key from bartleby.unique_key k where k.until < v_now order by k.until limit 10000
+    for update skip locked);
 end $$;
 comment on function bartleby.reap() is 'take back lapsed leases and forget settled ones; call it every few seconds';
 
@@ -53,6 +55,9 @@ declare
   v_settled bigint[];
   v_lease bartleby.lease;
 begin
+  if v_newest is null then
+    return;  -- dropped meanwhile
+  end if;
   select * into v_sweep from bartleby.sweep s where s.queue = p_queue.id order by s.id desc limit 1;
   select coalesce(array_agg(l.id order by l.id) filter (where not isempty(l.pending)), '{}'),
     array_agg(l.id) filter (where isempty(l.pending) and l.id < v_newest)
@@ -65,7 +70,7 @@ begin
   delete from bartleby.lease l where l.id = any (v_settled);
   for v_lease in
     select * from bartleby.lease l where l.id = any (v_open) and l.until < v_now and not isempty(l.pending)
-    order by l.id for update skip locked
+    order by l.id limit 500 for update skip locked
   loop
     lease_id := v_lease.id;
     worker := v_lease.worker;
@@ -74,7 +79,7 @@ begin
     return next;
   end loop;
   if v_newest - 1 is distinct from v_sweep.upto or v_open is distinct from v_sweep.open then
-    delete from bartleby.sweep s where s.queue = p_queue.id;
+    delete from bartleby.sweep s where s.id = v_sweep.id;
     insert into bartleby.sweep (queue, upto, open, looked_back_at, looked_back_xid)
     values (p_queue.id, v_newest - 1, v_open, coalesce(v_sweep.looked_back_at, v_now),
       coalesce(v_sweep.looked_back_xid, 0));
@@ -90,7 +95,7 @@ language plpgsql
 as $$
 declare
   v_lease bartleby.lease := bartleby.take(p_lease.id, p_lease.pending);
-  v_by_server boolean := p_lease.granted_at < pg_postmaster_start_time();
+  v_by_server boolean := p_lease.granted_at < bartleby.server_started_at();
 begin
   if v_lease.solo and not v_by_server then
     return (select d.verdict from bartleby.decide(v_lease, 'crashed', jsonb_build_array(jsonb_build_object(
@@ -98,6 +103,8 @@ begin
       'error', format('worker %s stopped answering while it ran this message alone', v_lease.worker)))) d);
   end if;
   perform bartleby.put_back(v_lease, bartleby.clock(), case when not v_by_server then true end);
+  perform bartleby.record_loss(v_lease, case when v_by_server then 'the server was restarted'
+    else 'nobody is charged before it ran alone' end);
   return 'released';
 end $$;
 comment on function bartleby.reap_lease(bartleby.lease) is 'take back one lapsed lease';
@@ -127,12 +134,22 @@ begin
     v_reader := bartleby.reader(p_queue.id);
     insert into bartleby.lease (id, granted_at, until, upper, due_at, due_id, holes_since, worker, pending, late, holes,
       owners, young, parked)
-    values (bartleby.new_lease_id(p_queue.id), p_now, p_now, v_reader.upper, '-infinity', 0, v_reader.holes_since, '', '{}',
+    values (bartleby.next_lease_id(p_queue.id, v_reader.id), p_now, p_now, v_reader.upper, '-infinity', 0, v_reader.holes_since, '', '{}',
       v_reader.late, v_reader.holes, v_reader.owners, v_reader.young, v_reader.parked);
   end if;
 end $$;
 comment on function bartleby.look_back(bartleby.queue, timestamptz, bigint) is
   'find deferred messages that the reader has passed by';
+
+-- A killed backend makes the server start anew within its postmaster; that shows in the checkpointer's start, to those
+-- who may read all statistics.
+create or replace function bartleby.server_started_at() returns timestamptz
+language sql stable
+as $$
+  select greatest(pg_postmaster_start_time(), max(a.backend_start)) from pg_stat_activity a
+  where a.backend_type = 'checkpointer'
+$$;
+comment on function bartleby.server_started_at() is 'when the server last started, be it after a crash';
 
 create or replace function bartleby.open_leases(p_queue integer) returns table (id bigint, pending int8multirange)
 language sql stable rows 10 set enable_seqscan = off set enable_bitmapscan = off
@@ -150,6 +167,20 @@ comment on function bartleby.open_leases(integer) is 'the leases of a queue that
 
 -- Holes get their owners from a claim that had no xid when it began. Where every claim is made inside a transaction that
 -- has written before, that never happens, and the list of holes would grow; so one queue at a time is served here.
+create or replace function bartleby.record_loss(p_lease bartleby.lease, p_rule text) returns void
+language plpgsql set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+begin
+  insert into bartleby.attempt (message_id, lease_id, failed_at, retry_at, queue, attempt, cycle, outcome, verdict, rule,
+    worker, error_type, error)
+  select m.id, p_lease.id, bartleby.clock(), bartleby.clock(), m.queue, coalesce(m.attempts, 0) + 1, coalesce(m.cycle, 1),
+    'lost', 'retry', p_rule, p_lease.worker, 'WorkerLost', 'the lease lapsed'
+  from unnest(p_lease.pending) r, lateral (
+    select l.id, l.queue, l.attempts, l.cycle from bartleby.log l
+    where l.queue = bartleby.lease_queue(p_lease.id) and l.position >= lower(r) and l.position < upper(r) offset 0) m;
+end $$;
+comment on function bartleby.record_loss(bartleby.lease, text) is 'ledger rows of attempts that were lost and charged to nobody';
+
 create or replace function bartleby.name_owners() returns void
 language plpgsql
 as $$
@@ -158,7 +189,7 @@ declare
   v_reader bartleby.lease;
 begin
   select q.* into v_queue from bartleby.queue q, bartleby.reader(q.id) r
-  where r.young is not null and r.holes is null order by random() limit 1;
+  where r.holes is null and (select count(*) > 50 from unnest(r.young)) order by random() limit 1;
   if not found or pg_current_xact_id_if_assigned() is not null or not pg_try_advisory_xact_lock(v_queue.lock_key) then
     return;
   end if;

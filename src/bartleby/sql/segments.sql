@@ -27,8 +27,13 @@ begin
     where s.slot in (v_current.slot, v_target.slot);
     v_done := v_done || format('writing to %s', v_target.slot);
   end if;
-  for v_slot in select s.slot from bartleby.segments() s where not s.current and s.rows_written order by s.slot loop
+  for v_slot in
+    select s.slot from bartleby.segments() s join bartleby.segment g on g.slot = s.slot
+    where not s.current and s.rows_written order by g.settled_at desc nulls first, s.slot
+  loop
     v_done := v_done || bartleby.clear_segment(v_slot);
+    -- what has an exclusive lock now must not wait for anything else
+    exit when v_done[cardinality(v_done)] like '% emptied';
   end loop;
   return coalesce(nullif(array_to_string(v_done, ', '), ''), 'nothing to do');
 end $$;
@@ -40,20 +45,18 @@ language plpgsql set lock_timeout = '100ms'
 as $$
 declare
   v_settled_at timestamptz := (select s.settled_at from bartleby.segment s where s.slot = p_slot);
-  v_most bigint := least(100000, greatest(1000,
-    pg_stat_get_live_tuples(format('bartleby.log_%s', p_slot)::regclass) / 2));
-  v_stragglers bigint := (select count(*) from bartleby.stragglers(p_slot, v_most + 1));
 begin
-  if v_stragglers > v_most then
-    return format('%s is in use', p_slot);
-  elsif v_stragglers > 0 then
+  if exists (select from bartleby.stragglers(p_slot, 1)) then
     update bartleby.segment s set settled_at = null where s.slot = p_slot and s.settled_at is not null;
-    return format('%s: %s carried over', p_slot, bartleby.carry_over(p_slot, 10000));
+    return bartleby.carry_over(p_slot);
   elsif v_settled_at is null or v_settled_at > bartleby.server_clock() then
     update bartleby.segment s set settled_at = bartleby.server_clock() where s.slot = p_slot;
     return format('%s is settled', p_slot);
   elsif bartleby.has_snapshot_before(v_settled_at) then
     return format('%s waits for an older snapshot', p_slot);
+  elsif bartleby.is_held_since(format('bartleby.log_%s', p_slot)::regclass, v_settled_at) then
+    -- waiting for the lock would make every claim wait behind us
+    return format('%s is locked', p_slot);
   end if;
   execute format('lock table bartleby.log_%s in access exclusive mode', p_slot);
   if exists (select from bartleby.stragglers(p_slot, 1)) then
@@ -76,16 +79,42 @@ as $$
     where a.datname = current_database() and a.pid <> pg_backend_pid() and a.backend_xmin is not null
       and a.xact_start <= p_time and a.backend_type in ('client backend', 'walsender'))
 $$;
-comment on function bartleby.has_snapshot_before(timestamptz) is 'whether a transaction that began before a time has a snapshot';
+comment on function bartleby.has_snapshot_before(timestamptz) is
+  'whether a transaction that began before a time has a snapshot';
 
-create or replace function bartleby.carry_over(p_slot smallint, p_limit integer) returns bigint
+create or replace function bartleby.is_held_since(p_segment regclass, p_time timestamptz) returns boolean
+language sql stable
+as $$
+  select exists (select from pg_locks l left join pg_stat_activity a on a.pid = l.pid
+    where l.relation = p_segment and l.database = (select d.oid from pg_database d where d.datname = current_database())
+      and l.granted and l.pid is distinct from pg_backend_pid() and (l.pid is null or a.xact_start <= p_time))
+$$;
+comment on function bartleby.is_held_since(regclass, timestamptz) is
+  'whether a prepared transaction, or one that began before a time, holds a lock on a segment';
+
+-- Only a minority is carried over, or a long backlog would be copied round and round; and not while an old snapshot is
+-- open: it would keep the old copies in every claim's way, and the truncation waits for it anyway.
+create or replace function bartleby.carry_over(p_slot smallint) returns text
 language plpgsql set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_count bigint;
+  v_bytes bigint;
 begin
-  with moved as (
-    delete from bartleby.log m using bartleby.stragglers(p_slot, p_limit) s
+  select count(*), coalesce(sum(s.big), 0) into v_count, v_bytes from bartleby.stragglers(p_slot, 100001) s;
+  if v_count > 100000 or ((v_count > 100 or v_bytes > 1048576) and 2 * v_count > (
+    select count(*) from (select from bartleby.log m where m.slot = p_slot limit 2 * v_count) m)) then
+    return format('%s is in use', p_slot);
+  elsif bartleby.has_snapshot_before(bartleby.server_clock() - interval '5 seconds') then
+    return format('%s waits for an older snapshot', p_slot);
+  end if;
+  with chosen as materialized (
+    select c.queue, c.position from (
+      select s.queue, s.position, sum(s.big) over (order by s.queue, s.position) - s.big as bytes_before
+      from bartleby.stragglers(p_slot, 10000) s) c
+    where coalesce(c.bytes_before, 0) <= 16777216
+  ), moved as (
+    delete from bartleby.log m using chosen s
     where m.slot = p_slot and m.queue = s.queue and m.position = s.position returning m.*
   )
   insert into bartleby.log (position, id, created_at, queue, slot, attempts, crashes, max_attempts, cycle, big, solo,
@@ -94,16 +123,16 @@ begin
     m.crashes, m.max_attempts, m.cycle, m.big, m.solo, m.generation, m.first_failed_at, m.key, m.headers, m.payload
   from moved m;
   get diagnostics v_count = row_count;
-  return v_count;
+  return format('%s: %s carried over', p_slot, v_count);
 end $$;
-comment on function bartleby.carry_over(smallint, integer) is 'move unsettled messages of a segment into the current one';
+comment on function bartleby.carry_over(smallint) is 'move unsettled messages of a segment into the current one';
 
 create or replace function bartleby.stragglers(p_slot smallint, p_limit bigint)
-returns table (queue integer, "position" bigint)
+returns table (queue integer, "position" bigint, big integer)
 language sql set enable_seqscan = off set enable_bitmapscan = off
 as $$
-  select q.id, m.position from bartleby.queue q, bartleby.unsettled(q.id) u, lateral (
-    select l.position from bartleby.log l
+  select q.id, m.position, m.big from bartleby.queue q, bartleby.unsettled(q.id) u, lateral (
+    select l.position, l.big from bartleby.log l
     where l.slot = p_slot and l.queue = q.id and l.position >= u.first and l.position <= u.last
     order by l.position limit p_limit) m
   limit p_limit

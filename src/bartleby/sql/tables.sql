@@ -14,6 +14,13 @@ do $$
 declare
   v_installed text;
 begin
+  -- whoever made it could later drop what we put into it
+  if exists (select from pg_namespace n where n.nspname = 'bartleby' and n.nspowner <> current_user::regrole)
+    or exists (select from pg_class c where c.relnamespace = 'bartleby'::regnamespace and c.relowner <> current_user::regrole)
+  then
+    raise exception 'the schema bartleby, or something in it, belongs to another user than %', current_user
+      using errcode = 'ZB010', hint = 'install as the user who owns it, or drop it first';
+  end if;
   if to_regclass('bartleby.installation') is not null then
     select i.version into v_installed from bartleby.installation i;
     if v_installed is distinct from '0.1.0' then
@@ -31,7 +38,7 @@ comment on table bartleby.installation is 'the version of this schema: one row';
 insert into bartleby.installation (version) select '0.1.0' where not exists (select from bartleby.installation);
 
 create table if not exists bartleby.queue (
-  id integer generated always as identity (maxvalue 2097151) primary key,
+  id integer generated always as identity (maxvalue 524286) primary key,
   name text not null unique,
   positions regclass not null,
   idle regclass not null,
@@ -94,7 +101,7 @@ comment on table bartleby.log is 'messages, appended and never changed; a segmen
 comment on column bartleby.log.position is 'place in the queue; a message that comes back gets a new one';
 comment on column bartleby.log.attempts is 'attempts charged in this cycle; null: none';
 comment on column bartleby.log.crashes is 'of these, how many took the worker along; null: none';
-comment on column bartleby.log.cycle is 'how often it was replayed after dying; null: never died';
+comment on column bartleby.log.cycle is 'number of the present cycle of life; null: the first, it never died';
 comment on column bartleby.log.big is 'size of a message that counts against the byte bound of a claim; null: small';
 comment on column bartleby.log.solo is 'suspected of killing workers: leased alone';
 
@@ -107,9 +114,6 @@ comment on table bartleby.log_2 is 'segment 2 of the log';
 create unique index if not exists log_0_position on bartleby.log_0 (queue, position);
 create unique index if not exists log_1_position on bartleby.log_1 (queue, position);
 create unique index if not exists log_2_position on bartleby.log_2 (queue, position);
-
-create sequence if not exists bartleby.lease_id maxvalue 4398046511103;
-comment on sequence bartleby.lease_id is 'low 42 bits of lease ids; the bits above are the queue';
 
 -- fillfactor: the one update that a lease usually gets (its ack) then stays on its page and touches no index
 create table if not exists bartleby.lease (
