@@ -116,13 +116,14 @@ def a_rollback_at_the_tail_is_passed_and_the_next_message_is_not(s: Sessions) ->
 
 def the_reaper_passes_no_message(s: Sessions) -> None:
     slow = s.begin()
-    send(slow, 1)
-    send(s.main, 2)
-    assert payloads(s.main) == [2]
+    for _ in range(60):
+        send(slow, 1)
+        send(s.main, 2)
+    assert payloads(s.main, 1000) == [2] * 60
     send(s.main, *range(3, 23))
     s.clock.advance(5)
     s.main.execute("select bartleby.reap()")
-    assert s.main.execute("select (bartleby.reader(id)).upper from bartleby.queue").fetchall() == [(2,)]
+    assert s.main.execute("select (bartleby.reader(id)).upper from bartleby.queue").fetchall() == [(120,)]
     assert s.main.execute("select ready from bartleby.queues").fetchall() == [(20,)]
     slow.rollback()
     assert drain(s.main) == list(range(3, 23))
@@ -302,7 +303,7 @@ def a_crash_of_the_server_charges_nobody(s: Sessions) -> None:
         s.main.execute("update bartleby.lease set granted_at = '2000-01-01' where id = %s", [lease])
         s.clock.advance(61)
         assert s.main.execute("select outcome from bartleby.reap()").fetchall() == [("released",)]
-    assert s.main.execute("select from bartleby.attempts").rowcount == 0
+    assert s.main.execute("select from bartleby.attempts where outcome <> 'lost'").rowcount == 0
 
 
 # Dead letters

@@ -19,13 +19,19 @@ def stragglers_are_carried_over(s: Sessions) -> None:
     assert sorted(drain(s.main)) == [1, 2, 3]
 
 
+# send() that had read which segment is current just before the turn
+LATE_SENDER: LiteralString = """
+insert into bartleby.log (position, id, created_at, queue, slot, payload)
+select nextval(q.positions), nextval('bartleby.message_id'), bartleby.clock(), q.id, 0, '1' from bartleby.queue q"""
+
+
 def what_commits_while_the_turn_waits_is_not_truncated(s: Sessions) -> None:
     s.main.execute("alter function bartleby.clear_segment(smallint) set lock_timeout = '10s'")
     fill(s.main)
-    slow, turner = s.begin(), s.open()
-    send(slow, 1)
-    slow.execute("select")  # the driver keeps the last portal of a statement with parameters, and so its snapshot
     turn(s.main, "0 is settled")
+    slow, turner = s.begin(), s.open()
+    slow.execute("select pg_current_xact_id()")
+    slow.execute(LATE_SENDER)
     with Background(lambda: turn(turner)) as turning:
         s.wait_until_it_waits(turner)
         slow.commit()

@@ -84,10 +84,24 @@ def test_installing_again_repairs_what_has_drifted(dsn: str, conn: Connection) -
     conn.execute("drop index bartleby.lease_id_key")
     conn.execute("drop view bartleby.attempts")
     conn.execute("grant execute on function bartleby.reap() to public")
-    assert len(rows(conn, "select * from bartleby.drift()")) == 2
+    assert len(rows(conn, "select * from bartleby.drift()")) == 3
     assert psql(dsn, file=INSTALL).returncode == 0
     assert rows(conn, "select * from bartleby.drift()") == []
     assert value(conn, "select has_function_privilege('public', 'bartleby.reap()', 'execute')") is False
+
+
+def test_a_schema_that_somebody_else_made_is_refused(dsn: str, conn: Connection) -> None:
+    conn.execute("drop schema bartleby cascade")
+    conn.execute("create role stranger_of_the_schema")
+    try:
+        conn.execute("create schema bartleby authorization stranger_of_the_schema")
+        done = psql(dsn, file=INSTALL)
+        assert done.returncode != 0
+        assert "belongs to another user" in done.stderr
+        assert rows(conn, "select from pg_class where relnamespace = 'bartleby'::regnamespace") == []
+    finally:
+        conn.execute("drop schema bartleby cascade")
+        conn.execute("drop role stranger_of_the_schema")
 
 
 def test_another_version_is_refused_and_left_alone(dsn: str, conn: Connection) -> None:

@@ -1,5 +1,6 @@
 """Queues and their policies: what is refused and by which name, and what happens when two people act at once."""
 
+import time
 from typing import Any
 
 import pytest
@@ -171,7 +172,7 @@ BAD: dict[str, list[Any]] = {
     "crash_budget": [0, -1, 32001, 2.5, "3", None],
     "payload_limit": [0, -1, 104857601, "1 MB", None],
     "backoff": ["", "linear", "EXPONENTIAL", 1, None, ["fixed"]],
-    "jitter": ["", "half", 0, None, True],
+    "jitter": ["", "half", 0, True],
     "base": [-1, "-1 second", "soon", "", None, True, [], {}, "200 years", 1e300],
     "cap": [-0.001, "tomorrow", None, {}, 1e12],
     "lease": [0, 0.099, -1, "0 seconds", "never", None, False, 1e300],
@@ -298,3 +299,17 @@ def test_two_who_configure_at_once_both_succeed(connect: Connect) -> None:
         one.commit()
         second.result()
     assert policy(observer) == DEFAULTS | {"max_attempts": 7, "lease": "00:00:05"}
+
+
+def test_a_queue_with_an_open_sender_is_not_dropped_and_nobody_waits_for_long(
+    conn: Connection, connect: Connect
+) -> None:
+    create(conn, "q")
+    sender = connect(autocommit=False)
+    send(sender, 1)
+    began = time.monotonic()
+    with refused("ZB009", "open transaction"):
+        conn.execute("select bartleby.drop_queue('q', true)")
+    assert time.monotonic() - began < 10
+    sender.commit()
+    assert drain(conn) == [1]

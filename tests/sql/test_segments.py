@@ -278,3 +278,43 @@ def test_turning_while_messages_come_and_go_loses_none(conn: Connection) -> None
             ack(conn, claimed.lease)
     assert sorted(done) == sent
     assert stats(conn)["ready"] == stats(conn, "slow")["ready"] == 0
+
+
+def test_a_segment_that_is_mostly_backlog_is_not_copied_round_and_round(conn: Connection) -> None:
+    for _ in range(8):
+        send(conn, "x" * 300_000)
+    turn(conn, 0)
+    for _ in range(6):
+        assert "carried over" not in turn(conn, 0)
+    assert len(drain(conn)) == 8
+
+
+def test_a_prepared_sender_does_not_make_claims_wait_for_the_turn(conn: Connection, connect: Connect) -> None:
+    create(conn, "other")
+    send(conn, 1)
+    prepared = connect(autocommit=False)
+    send(prepared, 2)
+    prepared.execute("prepare transaction 'slow'")
+    ack(conn, claim(conn, 10).lease)
+    turn(conn, 0)
+    answers = [turn(conn) for _ in range(3)]
+    assert answers[-1] == "0 is locked"
+    began = time.monotonic()
+    turn(conn)
+    assert time.monotonic() - began < 0.09, "it waited for the lock, and every claim behind it"
+    conn.execute("commit prepared 'slow'")
+    assert drain(conn) == [2]
+
+
+def test_while_an_old_snapshot_is_open_nothing_is_carried_over(conn: Connection, connect: Connect) -> None:
+    send_count(conn, 3)
+    reader = connect(autocommit=False)
+    reader.execute("set transaction isolation level repeatable read")
+    reader.execute("select 1")
+    conn.execute("create or replace function bartleby.server_clock() returns timestamptz language sql"
+                 " as $$ select pg_catalog.clock_timestamp() + interval '1 minute' $$")  # fmt: skip
+    turn(conn, 0)
+    assert turn(conn) == "0 waits for an older snapshot"
+    reader.rollback()
+    assert turn(conn) == "0: 3 carried over"
+    assert drain(conn) == [1, 2, 3]

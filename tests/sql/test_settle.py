@@ -266,6 +266,18 @@ class TestExtend:
         extend(conn)
         assert reap(conn) == []
 
+    def test_a_lease_that_is_just_being_settled_does_not_hold_up_the_others(
+        self, conn: Connection, connect: Callable[..., Connection], clock: Clock
+    ) -> None:
+        first, second = claimed(conn), claimed(conn)
+        settling = connect(autocommit=False)
+        settling.execute("select bartleby.ack(%s)", [first.lease])
+        conn.execute("set lock_timeout = '1s'")
+        conn.execute("select bartleby.extend(%s, '5 minutes')", [[first.lease, second.lease]])
+        clock.advance(120)
+        settling.rollback()
+        assert [found["lease_id"] for found in reap(conn)] == [first.lease]
+
     def test_a_lease_out_of_bounds_is_refused(self, conn: Connection) -> None:
         work = claimed(conn)
         for bad in ("0 seconds", "-1 second", "101 years", None):

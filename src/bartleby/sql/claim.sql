@@ -97,7 +97,7 @@ begin
   perform bartleby.check_lease(coalesce(p_lease, '0'));
   v_lost := array(select i from unnest(p_lease_ids) i
     where not exists (select from bartleby.lease l where l.id = i and not isempty(l.pending)));
-  if cardinality(v_lost) > 0 then
+  if p_lease_ids is null or cardinality(v_lost) > 0 then
     perform bartleby.lease_lost(v_lost);
   end if;
   update bartleby.lease l set until = bartleby.clock() + p_lease
