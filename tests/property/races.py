@@ -133,7 +133,7 @@ def a_bulk_sender_has_its_xid_before_its_positions(s: Sessions) -> None:
     send(s.main, 0, 0, 0)
     drain(s.main)
     keeper, sender = gate_big(s), gated(s)
-    query = """select bartleby.send_many('q', '[{"payload": 1}]')"""
+    query = """select bartleby.send_many('q', '[{"payload": 1, "key": "k"}]')"""
     with Background(lambda: sender.execute(query)) as sending:
         s.wait_until_it_waits(sender)
         send(s.main, 2)

@@ -70,11 +70,17 @@ as $$
 declare
   v_queue bartleby.queue := bartleby.find_queue(p_queue);
   v_now timestamptz := bartleby.clock();
-  v_odd bigint;
+  v_kind text := bartleby.check_messages(v_queue, p_messages);
 begin
-  v_odd := bartleby.check_messages(v_queue, p_messages);
   perform pg_current_xact_id();
-  if v_odd > 0 then
+  if v_kind = 'plain' then
+    return query insert into bartleby.log (position, id, created_at, queue, slot, payload)
+    select nextval(v_queue.positions), nextval('bartleby.message_id'), v_now, v_queue.id, s.slot, m -> 'payload'
+    from bartleby.segment s, jsonb_array_elements(p_messages) m where s.current
+    returning id;
+    perform bartleby.wake(v_queue);
+    return;
+  elsif v_kind = 'odd' then
     return query select bartleby.send(p_queue, m -> 'payload', nullif(m -> 'headers', 'null'), m ->> 'key',
       bartleby.duration(m -> 'delay'), (m ->> 'max_attempts')::integer, (m ->> 'generation')::bigint,
       bartleby.duration(m -> 'unique_for')) from jsonb_array_elements(p_messages) m;
@@ -106,26 +112,28 @@ begin
 end $$;
 comment on function bartleby.wake(bartleby.queue) is 'notify the workers of a queue if one may be asleep';
 
--- Returns how many messages have a delay or a uniqueness, which only send() knows how to treat. What only has a small
--- payload is not looked at closely.
-create or replace function bartleby.check_messages(p_queue bartleby.queue, p_messages jsonb) returns bigint
+-- Returns 'plain' if every message has a small payload and nothing else, which needs no closer look; 'odd' if one has a
+-- delay or a uniqueness, which only send() knows how to treat; else 'rich'.
+create or replace function bartleby.check_messages(p_queue bartleby.queue, p_messages jsonb) returns text
 language plpgsql stable set search_path = pg_catalog, bartleby, pg_temp
 as $$
 declare
   v_known text[] := '{payload,headers,key,delay,max_attempts,generation,unique_for}';
   v_bad bigint;
-  v_rich bigint;
   v_odd bigint;
 begin
   if p_messages is null or jsonb_typeof(p_messages) <> 'array' then
     raise exception 'messages must be a JSON array' using errcode = 'ZB004';
   end if;
+  if (select bool_and(case when jsonb_typeof(m) = 'object' then m ? 'payload' and m - 'payload' = '{}'
+      and pg_column_size(m) <= least(1000, p_queue.payload_limit) else false end) is not false
+    from jsonb_array_elements(p_messages) m) then
+    return 'plain';
+  end if;
   select min(m.ordinality - 1) filter (where case when jsonb_typeof(m.value) = 'object'
       then not m.value ? 'payload' or m.value - 'payload' <> '{}' and m.value - v_known <> '{}' else true end),
-    count(*) filter (where case when jsonb_typeof(m.value) = 'object' then m.value - 'payload' <> '{}' end
-      or pg_column_size(m.value) > least(1000, p_queue.payload_limit)),
     count(*) filter (where m.value ?| '{delay,unique_for}')
-  into v_bad, v_rich, v_odd
+  into v_bad, v_odd
   from jsonb_array_elements(p_messages) with ordinality m;
   if v_bad is not null then
     perform bartleby.bad_message(v_bad, coalesce((
@@ -133,10 +141,9 @@ begin
         case when p_messages -> v_bad::integer ? 'payload' and jsonb_typeof(p_messages -> v_bad::integer) = 'object'
         then p_messages -> v_bad::integer else '{}' end - v_known) k limit 1),
       'a message is an object with the key "payload"'));
-  elsif v_rich > 0 then
-    perform bartleby.check_fields(p_queue, p_messages);
   end if;
-  return v_odd;
+  perform bartleby.check_fields(p_queue, p_messages);
+  return case when v_odd > 0 then 'odd' else 'rich' end;
 end $$;
 comment on function bartleby.check_messages(bartleby.queue, jsonb) is 'raises an error for the first bad message';
 
