@@ -17,8 +17,8 @@ class Report:
     delivered: int = 0
     handed_back: int = 0
     twice_by_kill: int = 0
-    leases_lost: int = 0
     killed: int = 0
+    leases_lost: set[int] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
     phantom: set[str] = field(default_factory=set)
     acked_twice: set[str] = field(default_factory=set)
@@ -28,7 +28,7 @@ class Report:
         return (
             f"{self.committed} committed, {self.maybe} maybe, {self.rolled_back} rolled back, {self.killed} killed;"
             f" {self.delivered} deliveries, of them {self.handed_back} handed back, {self.twice_by_kill} held by a"
-            f" killed consumer, {self.leases_lost} leases lost alive; {len(self.lost)} lost,"
+            f" killed consumer, {len(self.leases_lost)} leases lost alive; {len(self.lost)} lost,"
             f" {len(self.phantom)} phantom, {len(self.acked_twice)} acked twice, {len(self.unexplained)} unexplained"
         )
 
@@ -86,7 +86,7 @@ def _read_consumer(
             case "F":
                 report.handed_back += len(values)
             case "L":
-                report.leases_lost += 1
+                report.leases_lost.add(number)
                 lost = [value for lease, value in held if lease == number]
                 open_ended.update({value: open_ended[value] + 1 for value in lost})
                 held = {key: value for key, value in held.items() if key[0] != number}

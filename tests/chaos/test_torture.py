@@ -185,6 +185,9 @@ def torture(
     running.end("consume")
     running.end("tend")
     report = compare(running.ledgers("produce"), running.ledgers("consume"), running.killed, extra)
+    taken_back = {int(lease) for path in running.ledgers("tend") for word, _, leases in read(path) if word == "X"
+                  for lease in leases}  # fmt: skip
+    assert report.leases_lost <= taken_back, "a living consumer lost a lease that nobody took back"
     log.info("%s", report)
     assert admin.execute("select from bartleby.dead_letters").rowcount == 0
     return report

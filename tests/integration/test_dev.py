@@ -150,6 +150,7 @@ def test_stopping_twice_is_stopping_once(folder: Path) -> None:
     server = dev.start(folder / "pg")
     server.stop()
     server.stop()
+    assert gone(server.pid)
 
 
 def test_anybody_may_stop_it_on_purpose(folder: Path) -> None:

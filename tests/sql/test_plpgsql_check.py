@@ -1,0 +1,43 @@
+"""plpgsql_check, where the system has it: every function is compiled against the tables as they are."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from bartleby import dev, schema
+from tests.sql.support import Connection, rows
+
+FOUND = sorted(Path("/usr/lib/postgresql").glob("*/lib/plpgsql_check.so"))
+
+
+@pytest.fixture
+def checker(scratch: Path) -> Iterator[Connection]:
+    if not FOUND:
+        pytest.skip("the system has no plpgsql_check (Debian: postgresql-15-plpgsql-check)")
+    folder = Path(tempfile.mkdtemp(prefix="bartleby-check-", dir=scratch))
+    try:
+        with (
+            dev.start(folder, bin_dir=FOUND[-1].parent.parent / "bin") as server,
+            psycopg.connect(server.dsn, autocommit=True) as conn,
+        ):
+            schema.install(conn)
+            conn.execute("create extension plpgsql_check")
+            yield conn
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_no_function_has_an_error_that_only_shows_when_it_runs(checker: Connection) -> None:
+    checked = "select p.oid::regprocedure::text as function, c.message from pg_proc p"
+    found = rows(
+        checker,
+        f"{checked} join pg_language l on l.oid = p.prolang and l.lanname = 'plpgsql',"
+        " lateral plpgsql_check_function_tb(p.oid) c"
+        " where p.pronamespace = 'bartleby'::regnamespace and c.level in ('error', 'security')",
+    )
+    assert found == []
+    assert len(rows(checker, f"{checked}, lateral (select '' as message) c where proname = 'claim'")) == 1
