@@ -10,6 +10,7 @@ from tests.sql.support import (
     claim,
     column,
     create,
+    drain,
     fail_all,
     reap,
     release,
@@ -103,6 +104,19 @@ def test_messages_that_were_passed_are_listed_when_they_are_visible(connect: Con
     assert rows(conn, "select payload, state from bartleby.messages where state = 'ready'") == [
         {"payload": "late", "state": "ready"}
     ]
+
+
+def test_what_the_reader_has_passed_is_ready_once_it_is_committed(connect: Connect, conn: Connection) -> None:
+    slow = connect(autocommit=False)
+    send(slow, 1)
+    send(conn, 2)
+    assert drain(conn) == [2]
+    assert stats(conn)["ready"] == 0
+    slow.commit()
+    assert stats(conn)["ready"] == 1
+    assert stats(conn)["oldest_ready_at"] is not None
+    assert drain(conn) == [1]
+    assert stats(conn)["ready"] == 0
 
 
 def test_a_message_that_was_rolled_back_is_not_ready_for_ever(connect: Connect, conn: Connection) -> None:

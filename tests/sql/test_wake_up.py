@@ -301,3 +301,13 @@ def test_a_sender_that_stays_open_at_the_tail_does_not_keep_workers_awake(
     sender.commit()
     assert claim(conn).payloads == [1]
     assert idle(conn) == LONG
+
+
+def test_a_paused_queue_lets_its_workers_sleep_and_resuming_wakes_them(conn: Connection, worker: Connection) -> None:
+    send_count(conn, 3)
+    conn.execute("select bartleby.pause_queue('q')")
+    assert idle(conn) == timedelta(seconds=1)
+    assert heard(conn, worker) == 0
+    conn.execute("select bartleby.resume_queue('q')")
+    assert heard(conn, worker) == 1
+    assert drain(conn) == [1, 2, 3]
