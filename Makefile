@@ -28,7 +28,7 @@ check: $(VENV)/installed
 	$(if $(SQL),$(BIN)/squawk $(SQL),@echo "squawk: no SQL files yet")
 
 bench: $(VENV)/installed
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench --json bench/results.json --chart bench/chart.svg
 
 matrix: $(VENV)/installed
 	$(BIN)/python tools/matrix.py $(VERSIONS)
