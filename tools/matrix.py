@@ -23,13 +23,9 @@ NO_TESTS_COLLECTED = 5
 
 def main() -> int:
     """Test each version, print one line per version, and fail if any failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"default: {' '.join(SUPPORTED)}")
-    parser.add_argument(
-        "--tests", nargs="+", default=["tests/sql"], metavar="PATH", help="default: tests/sql"
-    )
+    parser.add_argument("--tests", nargs="+", default=["tests/sql"], metavar="PATH", help="default: tests/sql")
     arguments = parser.parse_args()
     verdicts = {version: try_version(version, arguments.tests) for version in arguments.versions or SUPPORTED}
     print()
