@@ -2,8 +2,8 @@
 -- advisory lock; each reads the newest lease row, which is the whole state of the reader, and inserts the next one.
 -- The usual way is one statement that reads the next stretch of the log, records the lease and returns the messages.
 -- What is due to come back is appended to the log first (due.sql). When the stretch has a gap, or a message must run
--- alone, holes.sql takes over. Reading the state under a snapshot older than the lock would hand messages out twice, so only
--- READ COMMITTED will do. The planner settings pin the index scans: segments are empty one moment and huge the next.
+-- alone, holes.sql takes over. Reading the state under a snapshot older than the lock would hand messages out twice, so
+-- only READ COMMITTED will do. The planner settings pin the index scans: segments are empty one moment and huge the next.
 
 create or replace function bartleby.claim(p_queue text, p_worker text, p_limit integer default 1,
   p_lease interval default null)

@@ -63,7 +63,8 @@ begin
   with seen as (
     (select m.position, m.solo, m.big, m.cycle, true as passed
     from unnest(coalesce(p_reader.holes, '{}') + coalesce(p_reader.young, '{}')) h, lateral (
-      select l.position, l.solo, l.big, l.cycle from bartleby.log l where l.queue = p_queue and l.position >= lower(h) and l.position < upper(h)
+      select l.position, l.solo, l.big, l.cycle from bartleby.log l
+      where l.queue = p_queue and l.position >= lower(h) and l.position < upper(h)
       order by l.position limit p_limit) m
     limit p_limit)
     union all
