@@ -123,6 +123,7 @@ def slow_senders(connect: Callable[..., Connection]) -> Iterator[set[str]]:
             conn.execute("select bartleby.send(%s, %s)", [QUEUE, Jsonb(value)])
     prepared.execute("prepare transaction 'torture'")
     prepared.rollback()
+    idle.execute("select")  # the driver keeps the last portal of a statement with parameters, and so its snapshot
     yield {*values["idle"], *values["prepared"]}
     idle.commit()
     prepared.autocommit = True
@@ -132,14 +133,16 @@ def slow_senders(connect: Callable[..., Connection]) -> Iterator[set[str]]:
 def supervise(running: Stage, quota: int, *, dumps: list[int] | None) -> None:
     """Until the producers have sent their quota: kill one process after another, and start another in its place."""
     left = {running.start("produce", quota): quota for _ in range(PRODUCERS)}
-    dump = None
+    dump, pause_until = None, 0.0
     while left:
         for name in list(left):
             if (process := running.running.get(name)) is not None and process.poll() is not None:
                 assert running.running.pop(name).returncode == 0, f"{name} failed"
                 del left[name]
-        if dumps is not None and (dump is None or dump.poll() is not None):
-            dumps += [dump.returncode] if dump is not None else []
+        if dumps is not None and dump is not None and dump.poll() is not None:
+            dumps.append(dump.returncode)
+            dump, pause_until = None, time.monotonic() + 3  # between two dumps the ring may turn
+        elif dumps is not None and dump is None and time.monotonic() > pause_until:
             dump = start_dump(running)
         time.sleep(0.3 + running.rng.random() * 0.4)
         victim = running.kill_one(running.rng.choice(["produce", "consume", "consume"]))
@@ -264,8 +267,8 @@ def test_nothing_is_lost_while_the_ring_turns_and_dumps_run(
     with stage(dsn, tmp_path) as running:
         judge(torture(connect, running, FULL, turning=True, dumps=dumps), 100_000)
         log.info("%s dumps, %s turns of the ring", len(dumps), turns(running))
-        assert turns(running) > 0
-    assert dumps
+        assert turns(running) >= 5
+    assert len(dumps) >= 5
     assert not any(dumps)
 
 
