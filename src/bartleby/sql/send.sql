@@ -55,7 +55,7 @@ begin
   insert into bartleby.log (position, id, created_at, queue, slot, max_attempts, big, generation, key, headers, payload)
   values (nextval(v_queue.positions), v_id, v_now, v_queue.id, (select s.slot from bartleby.segment s where s.current),
     p_max_attempts, bartleby.big(p_payload, p_headers), p_generation, p_key, p_headers, p_payload);
-  if pg_sequence_last_value(v_queue.idle) is not null then
+  if pg_sequence_last_value(v_queue.idle) > extract(epoch from v_now) * 1000 then
     perform bartleby.wake(v_queue);
   end if;
   return v_id;
