@@ -1,7 +1,7 @@
 """Every operation as a value: the SQL, its parameters, and how to read the answer.
 
-No other module names SQL, but for inspection.py (calls about the server and the schema) and schema.py, which runs the
-scripts.
+These are the calls of senders and workers. No other module names SQL, but for operating.py (what an operator does and
+looks at), inspection.py (the server and the schema) and schema.py, which runs the scripts.
 
 A `Call` is run by whoever has a connection: `Client`, `AsyncClient`, or a caller's own transaction. Claim, ack and
 extend need not wait for the disk: what a crash of the server can undo there is a redelivery, never a loss. So when
@@ -10,20 +10,19 @@ make the whole of that asynchronous.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Generic, LiteralString, TypeVar
 
-from bartleby.errors import InvalidMessage, InvalidPolicy
 from bartleby.message import (
-    DeadLetter,
     Decision,
     Failure,
     Lease,
     LeaseId,
     Message,
     MessageId,
-    Queue,
+    Outlook,
+    Pruned,
     Reaped,
     checked_key,
     encode,
@@ -34,18 +33,13 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 Duration = float | timedelta
 
+_REPORTED = tuple(field.name for field in fields(Failure))
 
 _RELAXED: LiteralString = " from (select set_config('synchronous_commit', 'off', true) offset 0) relaxed"
 
 _CLAIM: LiteralString = """
 select message_id, lease_id, position, attempt, payload::text, headers::text, key, generation, created_at, solo
 from bartleby.claim(%s, %s, %s::integer, make_interval(secs => %s::float8))"""
-
-_DEAD_LETTERS: LiteralString = """
-select message_id, queue, status, reason, error_type, error, traceback, attempts, crashes, cycle, key, payload::text,
-  worker, created_at, first_failed_at, dead_at
-from bartleby.dead_letters where status = 'dead' and (queue = %s or %s::text is null)
-order by dead_at desc, message_id desc limit %s::integer"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +124,7 @@ def extend(lease_ids: Sequence[int], lease: Duration) -> Call[None]:
 
 def fail(lease_id: int, failures: Sequence[Failure]) -> Call[list[Decision]]:
     """Report failed attempts of a lease; each message is retried later or dies, as the policy says."""
-    reports = [_known(asdict(failure)) for failure in failures]
+    reports = [_known(failure) for failure in failures]
     return Call(
         "select position, message_id, verdict, retry_at from bartleby.fail(%s::bigint, %s::jsonb)",
         (lease_id, encode(reports)),
@@ -175,51 +169,56 @@ def turn() -> Call[str]:
     return Call("select bartleby.turn()", (), _value)
 
 
-def replay(message_ids: Sequence[int], *, actor: str, reason: str) -> Call[list[MessageId]]:
-    """Let dead messages live again under their own ids; return those that were dead."""
-    parameters = (list(message_ids), storable(actor), storable(reason))
-    return Call("select bartleby.replay(%s::bigint[], %s, %s)", parameters, _column)
+def lease_length(queue: str) -> Call[timedelta]:
+    """Return how long a lease of this queue lasts unless the claim says otherwise."""
+    return Call("select bartleby.lease_length(%s)", (storable(queue),), _value)
 
 
-def create_queue(queue: str, policy: Mapping[str, Any] | None = None) -> Call[None]:
-    """Create a queue, or change the policy of the one there is."""
-    return Call("select bartleby.create_queue(%s, %s::jsonb)", (storable(queue), _policy(policy or {})), _nothing)
+def outlook(queue: str) -> Call[Outlook]:
+    """Return what a queue that has nothing to hand out is waiting for."""
+    text: LiteralString = "select due_in, breaker, paused from bartleby.outlook(%s)"
+    return Call(text, (storable(queue),), lambda rows: Outlook(*rows[0]))
 
 
-def configure_queue(queue: str, policy: Mapping[str, Any]) -> Call[None]:
-    """Change the policy keys that are given."""
-    return Call("select bartleby.configure_queue(%s, %s::jsonb)", (storable(queue), _policy(policy)), _nothing)
+def open_breaker(queue: str, cause: str, over: Duration) -> Call[bool]:
+    """Say that the failures of a queue are systemic; return whether this opened its breaker.
+
+    It does not if the breaker was closed within `over`, the time that the evidence spans: then it proves nothing.
+    """
+    text: LiteralString = "select bartleby.open_breaker(%s, %s, make_interval(secs => %s::float8))"
+    return Call(text, (storable(queue), storable(cause), _seconds(over)), _value)
 
 
-def drop_queue(queue: str, *, force: bool = False) -> Call[None]:
-    """Remove an empty queue, or with `force` any queue."""
-    return Call("select bartleby.drop_queue(%s, %s)", (storable(queue), force), _nothing)
+def mark_handled(queue: str, consumer: str, key: str) -> Call[bool]:
+    """Write down that a consumer has handled this; return whether it is the first time.
+
+    To be called in the transaction of the effect: of two at once, the second waits for the first.
+    """
+    parameters = (storable(queue), storable(consumer), checked_key(key))
+    return Call("select bartleby.mark_handled(%s, %s, %s)", parameters, _value)
 
 
-def pause_queue(queue: str) -> Call[None]:
-    """Hand out nothing until resumed; sending goes on."""
-    return Call("select bartleby.pause_queue(%s)", (storable(queue),), _nothing)
+def handled_keys(consumer: str, keys: Sequence[str]) -> Call[set[str]]:
+    """Return which of these a consumer has handled before."""
+    parameters = (storable(consumer), [storable(key) for key in keys])
+    return Call("select bartleby.handled_keys(%s, %s::text[])", parameters, lambda rows: {row[0] for row in rows})
 
 
-def resume_queue(queue: str) -> Call[None]:
-    """Hand out messages again."""
-    return Call("select bartleby.resume_queue(%s)", (storable(queue),), _nothing)
+def take_duty(duty: str, holder: str, how_long: Duration) -> Call[bool]:
+    """Take a duty for so long if it is free, lapsed or already yours; return whether it is yours. Never waits."""
+    text: LiteralString = "select bartleby.take_duty(%s, %s, make_interval(secs => %s::float8))"
+    return Call(text, (storable(duty), storable(holder), _seconds(how_long)), _value)
 
 
-def queues() -> Call[list[Queue]]:
-    """Return every queue and how many of its messages are where."""
-    return Call(
-        "select name, ready, leased, deferred, dead, oldest_ready_at, next_due_at, paused"
-        " from bartleby.queues order by name",
-        (),
-        lambda rows: [Queue(*row) for row in rows],
-    )
+def leave_duty(duty: str, holder: str) -> Call[None]:
+    """Leave a duty to others before its time."""
+    return Call("select bartleby.leave_duty(%s, %s)", (storable(duty), storable(holder)), _nothing)
 
 
-def dead_letters(queue: str | None = None, *, limit: int = 100) -> Call[list[DeadLetter]]:
-    """Return the newest dead letters, of one queue or of all."""
-    queue = None if queue is None else storable(queue)
-    return Call(_DEAD_LETTERS, (queue, queue, limit), lambda rows: [DeadLetter(*row) for row in rows])
+def prune(limit: int = 10_000) -> Call[list[Pruned]]:
+    """Forget what is old; return what, and how many. At most `limit` of a kind at once."""
+    text: LiteralString = "select what, rows from bartleby.prune(%s::integer)"
+    return Call(text, (limit,), lambda rows: [Pruned(*row) for row in rows])
 
 
 def _value(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - each call says what it is
@@ -234,8 +233,8 @@ def _nothing(_rows: Sequence[Row]) -> None:
     return None
 
 
-def _known(report: dict[str, Any]) -> dict[str, Any]:
-    known = {name: value for name, value in report.items() if value is not None}
+def _known(failure: Failure) -> dict[str, Any]:
+    known = {name: value for name in _REPORTED if (value := getattr(failure, name)) is not None}
     return {name: storable(value) if isinstance(value, str) else value for name, value in known.items()}
 
 
@@ -256,10 +255,3 @@ def _seconds_of(message: object) -> object:
     if not isinstance(message, Mapping):
         return message
     return {name: _seconds(value) if isinstance(value, timedelta) else value for name, value in message.items()}
-
-
-def _policy(policy: Mapping[str, Any]) -> str:
-    try:
-        return encode(policy)
-    except InvalidMessage as error:
-        raise InvalidPolicy(str(error).replace("message", "policy"), hint=error.hint) from None

@@ -16,7 +16,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, get_args, overload
 import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
-from bartleby import calls, inspection
+from bartleby import calls, inspection, operating
 from bartleby.calls import Call
 from bartleby.config import Settings
 from bartleby.errors import InvalidSettings, NoConnection, translated
@@ -78,14 +78,28 @@ class Verbs:
     channel = Verb(calls.channel)
     reap = Verb(calls.reap)
     turn = Verb(calls.turn)
-    replay = Verb(calls.replay)
-    create_queue = Verb(calls.create_queue)
-    configure_queue = Verb(calls.configure_queue)
-    drop_queue = Verb(calls.drop_queue)
-    pause_queue = Verb(calls.pause_queue)
-    resume_queue = Verb(calls.resume_queue)
-    queues = Verb(calls.queues)
-    dead_letters = Verb(calls.dead_letters)
+    lease_length = Verb(calls.lease_length)
+    outlook = Verb(calls.outlook)
+    open_breaker = Verb(calls.open_breaker)
+    mark_handled = Verb(calls.mark_handled)
+    handled_keys = Verb(calls.handled_keys)
+    take_duty = Verb(calls.take_duty)
+    leave_duty = Verb(calls.leave_duty)
+    prune = Verb(calls.prune)
+    create_queue = Verb(operating.create_queue)
+    configure_queue = Verb(operating.configure_queue)
+    drop_queue = Verb(operating.drop_queue)
+    pause_queue = Verb(operating.pause_queue)
+    resume_queue = Verb(operating.resume_queue)
+    close_breaker = Verb(operating.close_breaker)
+    force_breaker = Verb(operating.force_breaker)
+    queues = Verb(operating.queues)
+    dead_letters = Verb(operating.dead_letters)
+    dead_letter = Verb(operating.dead_letter)
+    groups = Verb(operating.groups)
+    attempts = Verb(operating.attempts)
+    find_message = Verb(operating.find_message)
+    replay = Verb(operating.replay)
     version = Verb(inspection.version)
     drift = Verb(inspection.drift)
     facts = Verb(inspection.facts)

@@ -14,7 +14,11 @@ BartlebyError
 ├── NotInstalled
 ├── InvalidSettings
 ├── NoConnection            also a psycopg.OperationalError
+├── InvalidHandler
+├── NoHandler
+├── NoApp
 ├── UndecodablePayload
+├── InvalidPayload
 └── NoPostgres              (bartleby.dev)
 """
 
@@ -35,9 +39,12 @@ class BartlebyError(Exception):
         self.detail = detail
 
     @classmethod
-    def from_database(cls, error: psycopg.Error) -> Self:
-        """Return this error as the database worded it."""
-        diagnosis = error.diag
+    def from_database(cls, error: Exception) -> Self:
+        """Return this error as the database worded it, whichever library brought it."""
+        diagnosis = getattr(error, "diag", None)
+        if diagnosis is None:  # asyncpg has it on the error itself
+            hint, detail = getattr(error, "hint", None), getattr(error, "detail", None)
+            return cls(getattr(error, "message", None) or str(error), hint=hint, detail=detail)
         return cls(
             diagnosis.message_primary or str(error),
             hint=diagnosis.message_hint,
@@ -122,8 +129,24 @@ class NoConnection(BartlebyError, psycopg.OperationalError):
         )
 
 
+class InvalidHandler(BartlebyError):
+    """A function cannot be a handler, or not as it was declared."""
+
+
+class NoHandler(BartlebyError):
+    """The application has no handler for a queue."""
+
+
+class NoApp(BartlebyError):
+    """There is no application where one was said to be."""
+
+
 class UndecodablePayload(BartlebyError):
     """A payload is valid in PostgreSQL and cannot be decoded in Python; its text is `Message.raw`."""
+
+
+class InvalidPayload(BartlebyError):
+    """A payload is not what its handler expects; the text says where: `payload.customer.id: expected int, not 'x'`."""
 
 
 BY_SQLSTATE: dict[str, type[BartlebyError]] = {
@@ -146,14 +169,21 @@ def translated() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        ours = BY_SQLSTATE.get(error.sqlstate or "")
-        if ours is not None:
-            raise ours.from_database(error) from error
-        if error.sqlstate in {"3F000", "42883", "42P01"}:
-            raise NotInstalled(
-                f"this database has no schema of Bartleby, or an older one: {error.diag.message_primary}",
-                hint="run: bartleby install",
-            ) from error
-        if (error.sqlstate or "").startswith("22"):
-            raise InvalidArgument.from_database(error) from error
-        raise
+        ours = translation(error, error.sqlstate)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def translation(error: Exception, sqlstate: str | None) -> BartlebyError | None:
+    """Return the error of ours that a database error of this SQLSTATE is; None if it is none of ours."""
+    state = sqlstate or ""
+    if state in BY_SQLSTATE:
+        return BY_SQLSTATE[state].from_database(error)
+    if state in {"3F000", "42883", "42P01"}:
+        said = BartlebyError.from_database(error)
+        return NotInstalled(
+            f"this database has no schema of Bartleby, or an older one: {said}",
+            hint="run: bartleby install",
+        )
+    return InvalidArgument.from_database(error) if state.startswith("22") else None

@@ -1,9 +1,10 @@
 """Calls that look at the server and at the schema in it, for doctor, upgrades and connections."""
 
+from dataclasses import dataclass
+from datetime import datetime
 from typing import LiteralString
 
 from bartleby.calls import Call
-from bartleby.message import Segment, ServerFacts, XminHolder
 
 _FACTS: LiteralString = """
 select current_setting('server_version'), current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
@@ -21,6 +22,40 @@ select h.kind, h.who, h.age, h.since from (
   union all
   select 'prepared transaction', age(p.transaction), p.prepared, p.gid from pg_prepared_xacts p
 ) h order by h.age desc, h.kind = 'session', h.since limit 1"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What the server says about itself."""
+
+    version: str
+    fsync: bool
+    full_page_writes: bool
+    synchronous_commit: str
+    synchronous_standby_names: str
+    in_recovery: bool
+    backend_pid: int
+    notify_queue_usage: float
+    data_directory: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class XminHolder:
+    """Whoever keeps vacuum from removing old rows."""
+
+    kind: str
+    who: str
+    age: int
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One of the three segments of the log."""
+
+    slot: int
+    current: bool
+    bytes: int
 
 
 def version() -> Call[str]:

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NewType
 
 from bartleby.errors import InvalidMessage, UndecodablePayload
@@ -70,7 +70,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How the attempt at one position failed. What is None is left to the policy of the queue."""
+    """How the attempt at one position failed. What is None is left to the policy of the queue.
+
+    With a `reason`, unacceptable or delivery_error, the message is rejected: dead whatever its attempts.
+    """
 
     position: int
     error_type: str
@@ -81,6 +84,9 @@ class Failure:
     delay: float | None = None
     rule: str | None = None
     worker_version: str | None = None
+    max_attempts: int | None = None
+    give_up_after: float | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,78 @@ class DeadLetter:
     created_at: datetime
     first_failed_at: datetime
     dead_at: datetime
+    fingerprint: str | None
+    worker_version: str | None
+    generation: int | None
+    raw_headers: str | None = field(repr=False)
+    replayed_at: datetime | None
+    replayed_by: str | None
+    replay_reason: str | None
+    resolved_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt that failed, was rejected, was lost or took its worker along; `rule` says what decided."""
+
+    message_id: MessageId
+    queue: str
+    cycle: int
+    attempt: int
+    outcome: str
+    verdict: str
+    rule: str | None
+    error_type: str | None
+    error: str | None
+    traceback: str | None
+    fingerprint: str | None
+    worker: str
+    worker_version: str | None
+    lease_id: LeaseId
+    failed_at: datetime
+    retry_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class LivingMessage:
+    """A message that is neither done nor dead, and where it is: `ready`, `leased` or `deferred` until `run_at`."""
+
+    message_id: MessageId
+    queue: str
+    state: str
+    position: Position | None
+    attempts: int
+    crashes: int
+    cycle: int
+    solo: bool
+    max_attempts: int | None
+    generation: int | None
+    key: str | None
+    raw_headers: str | None = field(repr=False)
+    raw: str = field(repr=False)
+    created_at: datetime
+    run_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Dead letters that died of the same; the error is that of the newest."""
+
+    fingerprint: str | None
+    queue: str
+    error_type: str | None
+    error: str | None
+    dead: int
+    first_dead_at: datetime
+    last_dead_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What upkeep has forgotten because it was old, and how many."""
+
+    what: str
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,40 +216,19 @@ class Queue:
     oldest_ready_at: datetime | None
     next_due_at: datetime | None
     paused: bool
+    breaker: str
+    breaker_since: datetime | None
+    breaker_cause: str | None
+    next_probe_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """What the server says about itself."""
+class Outlook:
+    """What a queue that has nothing to hand out is waiting for; `due_in` is the time to its next deferred message."""
 
-    version: str
-    fsync: bool
-    full_page_writes: bool
-    synchronous_commit: str
-    synchronous_standby_names: str
-    in_recovery: bool
-    backend_pid: int
-    notify_queue_usage: float
-    data_directory: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class XminHolder:
-    """Whoever keeps vacuum from removing old rows."""
-
-    kind: str
-    who: str
-    age: int
-    since: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One of the three segments of the log."""
-
-    slot: int
-    current: bool
-    bytes: int
+    due_in: timedelta | None
+    breaker: str
+    paused: bool
 
 
 def encode(value: object, *, index: int | None = None) -> str:

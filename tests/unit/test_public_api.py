@@ -9,26 +9,28 @@ from typing import Any, get_args
 import pytest
 
 import bartleby
-from bartleby import AsyncClient, Client, calls, inspection
+from bartleby import AsyncClient, Client, calls, inspection, operating
 from bartleby.calls import Call
 from bartleby.client import AsyncRunner, Runner, Verb, Verbs
 from bartleby.message import MessageId
 
 NAMES = {
-    "AsyncClient", "BartlebyError", "Client", "DeadLetter", "Decision", "Failure", "InvalidArgument",
-    "InvalidMessage", "InvalidPolicy", "InvalidQueueName", "InvalidSettings", "Lease", "LeaseLost", "Message",
-    "NoConnection", "NotInstalled", "PayloadTooLarge", "Queue", "QueueInUse", "Reaped", "UndecodablePayload",
-    "UnknownQueue", "VersionMismatch", "WrongIsolation", "__version__",
+    "AsyncClient", "Attempt", "BartlebyError", "Client", "DeadLetter", "Decision", "Failure", "Group",
+    "InvalidArgument", "InvalidMessage", "InvalidPayload", "InvalidPolicy", "InvalidQueueName", "InvalidSettings",
+    "Lease", "LeaseLost", "LivingMessage", "Message", "NoConnection", "NotInstalled", "Outlook", "PayloadTooLarge",
+    "Pruned", "Queue", "QueueInUse", "Reaped", "UndecodablePayload", "UnknownQueue", "VersionMismatch",
+    "WrongIsolation", "__version__",
 }  # fmt: skip
 VERBS = {
-    "ack", "channel",
-    "claim", "configure_queue", "create_queue", "dead_letters", "drift", "drop_queue", "extend", "facts",
-    "fail", "idle", "oldest_xmin_holder", "pause_queue", "queues", "reap", "reject", "release", "replay",
-    "resume_queue", "segments", "send", "send_many", "turn", "version",
+    "ack", "attempts", "channel", "claim", "close_breaker", "configure_queue", "create_queue", "dead_letter",
+    "dead_letters", "drift", "drop_queue", "extend", "facts", "fail", "find_message", "force_breaker", "groups",
+    "handled_keys", "idle", "lease_length", "leave_duty", "mark_handled", "oldest_xmin_holder", "open_breaker",
+    "outlook", "pause_queue", "prune", "queues", "reap", "reject", "release", "replay", "resume_queue", "segments",
+    "send", "send_many", "take_duty", "turn", "version",
 }  # fmt: skip
 CALLS = {
     name: function
-    for module in (calls, inspection)
+    for module in (calls, inspection, operating)
     for name, function in inspect.getmembers(module, inspect.isfunction)
     if function.__module__ == module.__name__ and not name.startswith("_")
 }
@@ -106,6 +108,8 @@ def test_only_claim_ack_and_extend_need_not_wait_for_the_disk() -> None:
     made: dict[str, Call[Any]] = {
         "claim": calls.claim("q", "w"), "ack": calls.ack(1), "extend": calls.extend([1], 1), "send": calls.send("q", 1),
         "send_many": calls.send_many("q", []), "fail": calls.fail(1, []), "reject": calls.reject(1, 1, "unacceptable"),
-        "release": calls.release(1), "replay": calls.replay([1], actor="a", reason="r"), "reap": calls.reap(),
+        "release": calls.release(1), "replay": operating.replay([1], actor="a", reason="r"), "reap": calls.reap(),
+        "open_breaker": calls.open_breaker("q", "c", 1), "mark_handled": calls.mark_handled("q", "c", "k"),
+        "take_duty": calls.take_duty("d", "h", 1), "prune": calls.prune(),
     }  # fmt: skip
     assert {name for name, call in made.items() if call.relaxed} == {"claim", "ack", "extend"}

@@ -30,11 +30,17 @@ begin
   select * into v_queue from bartleby.queue q where q.name = p_queue;
   if not found then
     perform bartleby.no_such_queue(p_queue);
-  elsif v_queue.paused then
+  elsif v_queue.paused or v_queue.breaker_state = 'forced' then
     return;
   end if;
   perform pg_advisory_xact_lock(v_queue.lock_key);
   v_now := bartleby.clock();
+  if v_queue.breaker_state = 'open' then
+    if bartleby.until_probe(v_queue.id, v_now) > interval '0' then
+      return;
+    end if;
+    p_limit := 1;
+  end if;
   v_until := v_now + coalesce(p_lease, v_queue.lease);
   v_floor := bartleby.lease_floor(v_queue.id);
   v_ceiling := bartleby.lease_floor(v_queue.id + 1);
@@ -74,6 +80,9 @@ begin
         b.created_at, false
       from granted g, batch b;
       if found then
+        if v_queue.breaker_state = 'open' then
+          perform bartleby.mark_probe(v_queue.id);
+        end if;
         return;
       end if;
     end if;
@@ -82,6 +91,9 @@ begin
   end loop;
   return query select * from bartleby.claim_past_holes(
     v_queue, v_recorded, v_reader, v_fresh, v_now, v_until, p_worker, p_limit);
+  if found and v_queue.breaker_state = 'open' then
+    perform bartleby.mark_probe(v_queue.id);
+  end if;
 end $$;
 comment on function bartleby.claim(text, text, integer, interval) is
   'lease up to p_limit messages to a worker; each must be acked, failed, rejected or released before the lease lapses';
@@ -117,6 +129,8 @@ declare
   v_until bigint := extract(epoch from v_now + p_for) * 1000;
   v_longer bigint := extract(epoch from p_for) * 1000;
   v_watchful boolean := false;
+  v_under_way boolean;
+  v_wait interval;
   v_reader bartleby.lease;
 begin
   -- Writing a sequence takes an xid, so the word is given for longer than is slept, and not at every poll.
@@ -125,8 +139,15 @@ begin
     -- who is deferring a message just now may not have seen our word
     v_watchful := not isempty(bartleby.running_below_me(pg_current_snapshot()));
   end if;
-  if v_queue.paused then
+  if v_queue.paused or v_queue.breaker_state = 'forced' then
     return least(p_for, interval '1 second');
+  end if;
+  v_under_way := v_watchful or exists (select from pg_snapshot_xip(pg_current_snapshot()));
+  if v_queue.breaker_state = 'open' then
+    v_wait := bartleby.until_probe(v_queue.id, v_now);
+    if v_wait > interval '0' then
+      return least(p_for, v_wait, case when v_under_way then interval '1 second' end);
+    end if;
   end if;
   v_reader := bartleby.reader(v_queue.id);
   if coalesce(pg_sequence_last_value(v_queue.positions), 0) > v_reader.upper
@@ -134,8 +155,7 @@ begin
     return interval '10 milliseconds';
   end if;
   return greatest(interval '0', least(p_for,
-    case when v_watchful or num_nonnulls(v_reader.late, v_reader.parked) > 0
-      or exists (select from pg_snapshot_xip(pg_current_snapshot())) then interval '1 second' end, (
+    case when v_under_way or num_nonnulls(v_reader.late, v_reader.parked) > 0 then interval '1 second' end, (
     select d.run_at - v_now from bartleby.deferred d
     where d.queue = v_queue.id and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id)
     order by d.run_at, d.id limit 1)));

@@ -6,7 +6,7 @@
 create or replace function bartleby.decide(p_lease bartleby.lease, p_outcome text, p_failures jsonb)
 returns table ("position" bigint, message_id bigint, verdict text, retry_at timestamptz)
 language plpgsql rows 100 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
-set enable_mergejoin = off
+set enable_mergejoin = off set intervalstyle = 'postgres'
 as $$
 #variable_conflict use_column
 declare
@@ -14,41 +14,55 @@ declare
   v_xid bigint := pg_current_xact_id()::text::bigint;
   v_now timestamptz := bartleby.clock();
   v_count bigint;
+  v_shielded boolean;
 begin
   select * into v_queue from bartleby.queue q where q.id = bartleby.lease_queue(p_lease.id);
+  v_shielded := p_outcome = 'failed' and v_queue.breaker_state <> 'closed';
   return query
   with failure as materialized (
     select f.error_type, bartleby.bounded(f.error) as error, bartleby.bounded(f.traceback) as traceback, f.fingerprint, f.rule,
-      f.worker_version, f.verdict, m.position, m.id, m.created_at, m.max_attempts, m.cycle, m.big, m.generation, m.key,
+      f.worker_version, f.verdict, f.reason as rejection, m.position, m.id, m.created_at, m.max_attempts, m.cycle, m.big, m.generation, m.key,
       m.headers, m.payload, coalesce(m.attempts, 0) + 1 as attempt, coalesce(m.first_failed_at, v_now) as first_failed_at,
+      m.first_failed_at as failed_before, coalesce(m.max_attempts, f.max_attempts, v_queue.max_attempts) as budget,
+      coalesce(make_interval(secs => f.give_up_after), v_queue.give_up_after) as patience,
       coalesce(m.crashes, 0) + (p_outcome = 'crashed')::integer as crashes,
       v_now + coalesce(make_interval(secs => f.delay), bartleby.retry_delay(v_queue, coalesce(m.attempts, 0) + 1)) as retry_at
     from jsonb_to_recordset(p_failures) as f (position bigint, error_type text, error text, traceback text,
-      fingerprint text, rule text, worker_version text, verdict text, delay double precision), lateral (
+      fingerprint text, rule text, worker_version text, verdict text, delay double precision,
+      max_attempts integer, give_up_after double precision, reason text), lateral (
       select * from bartleby.log l where l.queue = v_queue.id and l.position = f.position offset 0) m
   ), decided as materialized (
     select f.*, case
-        when p_outcome = 'rejected' and f.error_type = 'unacceptable' then 'unacceptable'
-        when f.verdict = 'dead' then 'terminal'
+        when f.rejection = 'unacceptable' then 'unacceptable'
+        when f.rejection is not null or f.verdict = 'dead' then 'terminal'
+        when v_shielded then null
         when p_outcome = 'crashed' and f.crashes >= v_queue.crash_budget then 'crashed'
-        when f.attempt >= coalesce(f.max_attempts, v_queue.max_attempts) then
+        when f.attempt >= f.budget then
           case when p_outcome = 'crashed' then 'crashed' else 'exhausted' end
-        when f.retry_at > f.first_failed_at + v_queue.give_up_after then 'expired'
+        when f.retry_at > f.first_failed_at + f.patience then 'expired'
       end as reason
     from failure f
   ), ledger as (
     insert into bartleby.attempt (message_id, lease_id, failed_at, retry_at, queue, attempt, cycle, outcome, verdict, rule,
       worker, worker_version, error_type, error, traceback, fingerprint)
     select d.id, p_lease.id, v_now, case when d.reason is null then d.retry_at end, v_queue.id, d.attempt,
-      coalesce(d.cycle, 1), p_outcome, case when d.reason is null then 'retry' else 'dead' end,
-      coalesce(d.rule, d.reason, 'attempts left'), p_lease.worker, d.worker_version, d.error_type, d.error, d.traceback,
+      coalesce(d.cycle, 1), case when d.rejection is null then p_outcome else 'rejected' end,
+      case when d.reason is null then 'retry' else 'dead' end, concat_ws('; ', d.rule, case
+        when d.rejection is not null then 'rejected as ' || d.rejection
+        when d.verdict = 'dead' then case when d.rule is null then 'the verdict was dead' end
+        when d.reason = 'expired' then format('give_up_after %s is over', d.patience)
+        when p_outcome = 'crashed' and (d.reason is null or d.crashes >= v_queue.crash_budget) then
+          format('crash %s of %s', d.crashes, v_queue.crash_budget)
+        else format('attempt %s of %s', d.attempt, d.budget) end,
+        case when v_shielded and d.reason is null then 'not charged: the breaker is open' end), p_lease.worker, d.worker_version, d.error_type, d.error, d.traceback,
       d.fingerprint
     from decided d
   ), retried as (
     insert into bartleby.deferred (run_at, id, xid, created_at, queue, attempts, crashes, max_attempts, cycle, big, solo,
       generation, first_failed_at, key, headers, payload)
-    select d.retry_at, d.id, v_xid, d.created_at, v_queue.id, d.attempt, nullif(d.crashes, 0), d.max_attempts, d.cycle,
-      d.big, nullif(p_outcome = 'crashed', false), d.generation, d.first_failed_at, d.key, d.headers, d.payload
+    select d.retry_at, d.id, v_xid, d.created_at, v_queue.id, nullif(d.attempt - v_shielded::integer, 0), nullif(d.crashes, 0),
+      d.max_attempts, d.cycle, d.big, nullif(p_outcome = 'crashed', false), d.generation,
+      case when v_shielded then d.failed_before else d.first_failed_at end, d.key, d.headers, d.payload
     from decided d where d.reason is null
   ), buried as (
     insert into bartleby.dead_letter as l (message_id, queue, status, reason, created_at, first_failed_at, dead_at,
@@ -71,6 +85,10 @@ begin
   get diagnostics v_count = row_count;
   perform bartleby.check_found(p_lease, v_count);
   perform bartleby.wake(v_queue);
+  if p_lease.probe then
+    perform bartleby.settle_probe(p_lease, case when p_failures -> 0 ->> 'verdict' = 'dead'
+      or p_failures -> 0 ->> 'reason' is not null then 'spoiled' else 'failed' end);
+  end if;
   if num_nonnulls(v_queue.dead_letter_to, v_queue.invalid_to) > 0 then
     perform bartleby.route(p_lease, v_queue, v_now);
   end if;
@@ -139,12 +157,14 @@ as $$
 $$;
 comment on function bartleby.past_cycle(bartleby.dead_letter) is 'one entry of failure_history';
 
-create or replace function bartleby.replay(p_ids bigint[], p_actor text, p_reason text) returns setof bigint
+create or replace function bartleby.replay(p_ids bigint[], p_actor text, p_reason text,
+  p_generation bigint default null) returns setof bigint
 language plpgsql security definer rows 1000 set search_path = pg_catalog, bartleby, pg_temp
 as $$
 begin
-  if coalesce(trim(p_actor), '') = '' or coalesce(trim(p_reason), '') = '' then
-    raise exception 'replay needs an actor and a reason' using errcode = 'ZB008';
+  perform bartleby.check_actor('replay', p_actor, p_reason);
+  if p_generation < 0 then
+    raise exception 'a generation is not negative' using errcode = 'ZB008';
   end if;
   -- before the first position, as in send()
   perform pg_current_xact_id();
@@ -158,14 +178,14 @@ begin
   insert into bartleby.log (position, id, created_at, queue, slot, max_attempts, cycle, big, generation, key, headers,
     payload)
   select nextval(q.positions), c.message_id, c.created_at, c.queue, (select s.slot from bartleby.segment s where s.current),
-    c.max_attempts, c.cycle + 1, c.big, c.generation, c.key, c.headers, c.payload
+    c.max_attempts, c.cycle + 1, c.big, coalesce(p_generation, c.generation), c.key, c.headers, c.payload
   from chosen c join bartleby.queue q on q.id = c.queue
   returning id;
   perform bartleby.wake(q) from bartleby.queue q
   where q.id in (select l.queue from bartleby.dead_letter l where l.message_id = any (p_ids));
 end $$;
-comment on function bartleby.replay(bigint[], text, text) is
-  'let dead messages live again under their own ids, with new attempts; returns those that were dead';
+comment on function bartleby.replay(bigint[], text, text, bigint) is
+  'let dead messages live again under their own ids, with new attempts and if given another generation; returns those that were dead';
 
 create or replace function bartleby.resolve(p_lease bartleby.lease) returns void
 language plpgsql set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off

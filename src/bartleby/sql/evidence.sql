@@ -59,3 +59,5 @@ comment on column bartleby.dead_letter.status is 'dead, replayed (alive again) o
 comment on column bartleby.dead_letter.reason is 'exhausted, terminal, unacceptable, crashed or expired';
 comment on column bartleby.dead_letter.failure_history is 'earlier cycles of this message, oldest first';
 create index if not exists dead_letter_queue on bartleby.dead_letter (queue, dead_at, message_id) where status = 'dead';
+create index if not exists dead_letter_key on bartleby.dead_letter (queue, key)
+where key is not null and status <> 'resolved';

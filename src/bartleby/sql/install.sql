@@ -3,12 +3,16 @@
 \ir policy.sql
 \ir queues.sql
 \ir send.sql
+\ir events.sql
+\ir breaker.sql
 \ir claim.sql
 \ir holes.sql
 \ir due.sql
 \ir settle.sql
 \ir dead_letters.sql
+\ir handled.sql
 \ir reap.sql
+\ir upkeep.sql
 \ir segments.sql
 \ir views.sql
 \ir manifest.sql

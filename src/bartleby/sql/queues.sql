@@ -63,12 +63,13 @@ begin
         case when v_value <> 'null' then bartleby.policy_duration(v_key, v_value, '0') end;
       when 'factor' then v_queue.factor := bartleby.policy_number(v_key, v_value, 1, 1000);
       when 'schedule' then v_queue.schedule := bartleby.policy_schedule(v_key, v_value);
+      when 'breaker' then v_queue.breaker := bartleby.policy_choice(v_key, v_value, '{auto,off}');
       when 'dead_letter_to' then v_queue.dead_letter_to := bartleby.policy_route(v_key, v_value, p_queue);
       when 'invalid_to' then v_queue.invalid_to := bartleby.policy_route(v_key, v_value, p_queue);
       else
         raise exception 'unknown policy key: %', quote_literal(left(v_key, 80)) using errcode = 'ZB003',
           hint = 'known keys: max_attempts, backoff, base, factor, cap, jitter, schedule, lease, crash_budget, '
-            'give_up_after, dead_letter_to, invalid_to, retention, payload_limit';
+            'give_up_after, dead_letter_to, invalid_to, retention, payload_limit, breaker';
     end case;
   end loop;
   if v_queue.backoff = 'schedule' and v_queue.schedule is null then
@@ -76,11 +77,14 @@ begin
   end if;
   update bartleby.queue q
   set (max_attempts, crash_budget, payload_limit, backoff, jitter, base, cap, lease, retention, give_up_after, factor,
-    schedule, dead_letter_to, invalid_to)
+    schedule, dead_letter_to, invalid_to, breaker)
     = (select v_queue.max_attempts, v_queue.crash_budget, v_queue.payload_limit, v_queue.backoff, v_queue.jitter,
       v_queue.base, v_queue.cap, v_queue.lease, v_queue.retention, v_queue.give_up_after, v_queue.factor,
-      v_queue.schedule, v_queue.dead_letter_to, v_queue.invalid_to)
+      v_queue.schedule, v_queue.dead_letter_to, v_queue.invalid_to, v_queue.breaker)
   where q.id = v_queue.id;
+  if v_queue.breaker = 'off' and v_queue.breaker_state = 'open' then
+    perform bartleby.end_storm(v_queue, jsonb_build_object('reason', 'the policy says off'));
+  end if;
 end $$;
 comment on function bartleby.configure_queue(text, jsonb) is 'change the policy keys that are given';
 
@@ -147,6 +151,9 @@ begin
   delete from bartleby.unique_key u where u.queue = p_queue;
   delete from bartleby.hole h where h.queue = p_queue;
   delete from bartleby.sweep s where s.queue = p_queue;
+  delete from bartleby.breaker b where b.queue = p_queue;
+  delete from bartleby.handled h where h.queue = p_queue;
+  delete from bartleby.event e where e.queue = (select q.name from bartleby.queue q where q.id = p_queue);
   delete from bartleby.queue q where q.id = p_queue;
 end $$;
 comment on function bartleby.forget_queue(integer) is 'delete every row of a queue';

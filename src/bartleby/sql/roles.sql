@@ -27,10 +27,12 @@ revoke all on type bartleby.probe, bartleby.segment_size from public;
 
 do $$
 declare
-  v_producer text[] := '{send,send_many,version}';
-  v_worker text[] := '{claim,extend,idle,channel,ack,fail,reject,release,reap,turn,version,clock}';
+  v_producer text[] := '{send,send_many,mark_handled,version}';
+  v_worker text[] := '{claim,extend,idle,channel,lease_length,outlook,ack,fail,reject,release,open_breaker,handled_keys,reap,
+    turn,prune,take_duty,leave_duty,version,clock}';
   v_reader text[] := '{queue_stats,segments,unsettled,version,drift}';
-  v_operator text[] := '{create_queue,configure_queue,drop_queue,pause_queue,resume_queue,replay}';
+  v_operator text[] := '{create_queue,configure_queue,drop_queue,pause_queue,resume_queue,close_breaker,
+    force_breaker,replay}';
   v_grant record;
 begin
   for v_grant in
@@ -48,8 +50,8 @@ begin
   loop
     execute format('grant usage on schema bartleby to %I', v_grant.role);
     if v_grant.role in ('bartleby_reader', 'bartleby_operator') then
-      execute format('grant select on bartleby.queues, bartleby.messages, bartleby.dead_letters, bartleby.attempts to %I',
-        v_grant.role);
+      execute format('grant select on bartleby.queues, bartleby.messages, bartleby.dead_letters, bartleby.attempts,
+        bartleby.groups, bartleby.events to %I', v_grant.role);
     end if;
   end loop;
 end $$;

@@ -12,10 +12,11 @@ declare
   v_lease bartleby.lease;
 begin
   if p_positions is null then
-    -- the usual way, short: a whole lease in which nothing was ever dead
+    -- the usual way, short: a whole lease in which nothing was ever dead, and no probe
     select l.pending into v_pending from bartleby.lease l where l.id = p_lease_id;
     update bartleby.lease l set pending = '{}'
-    where l.id = p_lease_id and l.pending = v_pending and not isempty(v_pending) and l.replayed is null;
+    where l.id = p_lease_id and l.pending = v_pending and not isempty(v_pending) and l.replayed is null
+      and l.probe is null;
     if found then
       return bartleby.count_positions(v_pending);
     end if;
@@ -25,6 +26,9 @@ begin
   v_lease := bartleby.take(p_lease_id, bartleby.ranges(p_positions));
   if v_lease.replayed then
     perform bartleby.resolve(v_lease);
+  end if;
+  if v_lease.probe then
+    perform bartleby.settle_probe(v_lease, 'passed');
   end if;
   return bartleby.count_positions(v_lease.pending);
 end $$;
@@ -103,6 +107,9 @@ begin
   get diagnostics v_count = row_count;
   perform bartleby.check_found(p_lease, v_count);
   perform bartleby.wake(q) from bartleby.queue q where q.id = bartleby.lease_queue(p_lease.id);
+  if p_lease.probe then
+    perform bartleby.settle_probe(p_lease, 'failed');
+  end if;
   return v_count;
 end $$;
 comment on function bartleby.put_back(bartleby.lease, timestamptz, boolean) is 'defer what was taken out of a lease, uncharged';
@@ -138,7 +145,8 @@ begin
 end $$;
 comment on function bartleby.fail(bigint, jsonb) is
   'attempts of a lease failed: a JSON array of {"position", "error_type", "error", "traceback", "fingerprint", "verdict", '
-  '"delay", "rule", "worker_version"}; each message is retried later or becomes a dead letter, as its policy says';
+  '"delay", "rule", "worker_version", "max_attempts", "give_up_after", "reason"}; each message is retried later or becomes '
+  'a dead letter, as its policy says';
 
 create or replace function bartleby.reject(p_lease_id bigint, p_position bigint, p_reason text,
   p_description text default null) returns void
@@ -152,9 +160,9 @@ begin
   elsif p_position is null then
     raise exception 'reject needs a position' using errcode = 'ZB008';
   end if;
-  perform bartleby.decide(bartleby.take(p_lease_id, bartleby.ranges(array[p_position])), 'rejected',
+  perform bartleby.decide(bartleby.take(p_lease_id, bartleby.ranges(array[p_position])), 'failed',
     jsonb_build_array(jsonb_build_object('position', p_position, 'error_type', p_reason, 'error', p_description,
-      'verdict', 'dead', 'rule', 'rejected')));
+      'reason', p_reason)));
 end $$;
 comment on function bartleby.reject(bigint, bigint, text, text) is
   'this message of a lease shall not be tried again: it becomes a dead letter and follows its route';
@@ -170,19 +178,21 @@ begin
   if p_failures is null or jsonb_typeof(p_failures) <> 'array' then
     raise exception 'failures must be a JSON array' using errcode = 'ZB008';
   end if;
-  select f.ordinality - 1, case
+  select f.ordinality - 1, p.problem into v_index, v_problem
+  from jsonb_array_elements(p_failures) with ordinality f, lateral (select case
       when jsonb_typeof(f.value) <> 'object' or jsonb_typeof(f.value -> 'position') is distinct from 'number'
         or f.value ->> 'position' !~ '^[0-9]{1,18}$' then 'a failure is an object with a whole number "position"'
       when f.value ->> 'verdict' not in ('retry', 'dead') then 'a verdict is "retry" or "dead"'
-      else 'a delay is a number of seconds from 0 to 100 years'
-    end into v_index, v_problem
-  from jsonb_array_elements(p_failures) with ordinality f
-  where jsonb_typeof(f.value) <> 'object' or jsonb_typeof(f.value -> 'position') is distinct from 'number'
-    or f.value ->> 'position' !~ '^[0-9]{1,18}$' or f.value ->> 'verdict' not in ('retry', 'dead')
-    or coalesce(jsonb_typeof(f.value -> 'delay'), 'null') not in ('number', 'null')
-    or case when jsonb_typeof(f.value -> 'delay') = 'number'
-      then (f.value -> 'delay')::numeric not between 0 and 3155760000 end
-  limit 1;
+      when bartleby.is_outside(f.value -> 'delay', 0, 3155760000) then
+        'a delay is a number of seconds from 0 to 100 years'
+      when bartleby.is_outside(f.value -> 'max_attempts', 1, 32000) or f.value ->> 'max_attempts' !~ '^[0-9]+$' then
+        'max_attempts is a whole number from 1 to 32000'
+      when bartleby.is_outside(f.value -> 'give_up_after', 0, 3155760000) then
+        'give_up_after is a number of seconds from 0 to 100 years'
+      when f.value ->> 'reason' not in ('delivery_error', 'unacceptable') then
+        'a reason is "delivery_error" or "unacceptable"'
+    end) as p (problem)
+  where p.problem is not null limit 1;
   if found then
     raise exception 'failure %: %', v_index, v_problem using errcode = 'ZB008';
   end if;
@@ -193,3 +203,11 @@ begin
   return v_positions;
 end $$;
 comment on function bartleby.check_failures(jsonb) is 'raises an error for failures that cannot be used, else their positions';
+
+create or replace function bartleby.is_outside(p_value jsonb, p_least numeric, p_most numeric) returns boolean
+language sql immutable
+as $$
+  select case coalesce(jsonb_typeof(p_value), 'null') when 'null' then false
+    when 'number' then p_value::numeric not between p_least and p_most else true end
+$$;
+comment on function bartleby.is_outside(jsonb, numeric, numeric) is 'whether a value is given and is no number of a range';

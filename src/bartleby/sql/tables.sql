@@ -58,12 +58,16 @@ create table if not exists bartleby.queue (
   dead_letter_to text,
   invalid_to text,
   retention interval not null,
-  payload_limit integer not null
+  payload_limit integer not null,
+  breaker text not null default 'auto',
+  breaker_state text not null default 'closed'
 );
 comment on table bartleby.queue is 'queues and their policies';
 comment on column bartleby.queue.positions is 'sequence of places in this queue''s log';
 comment on column bartleby.queue.idle is 'sequence used as a register: until when (ms) a worker may be asleep';
 comment on column bartleby.queue.lock_key is 'advisory lock that makes claims of this queue one after another';
+comment on column bartleby.queue.breaker is 'auto or off';
+comment on column bartleby.queue.breaker_state is 'closed, open or forced';
 comment on column bartleby.queue.jitter is 'full or none; null: full for exponential backoff, else none';
 
 create table if not exists bartleby.segment (
@@ -126,6 +130,7 @@ create table if not exists bartleby.lease (
   holes_since timestamptz,
   solo boolean,
   replayed boolean,
+  probe boolean,
   worker text not null,
   pending int8multirange not null,
   late int8multirange,
@@ -139,6 +144,7 @@ comment on column bartleby.lease.until is 'worker: when the lease lapses unless 
 comment on column bartleby.lease.pending is 'worker: positions handed out and not yet settled';
 comment on column bartleby.lease.solo is 'worker: holds one message that runs alone';
 comment on column bartleby.lease.replayed is 'worker: holds a message that had been dead';
+comment on column bartleby.lease.probe is 'worker: holds one message that tries whether the storm is over';
 comment on column bartleby.lease.upper is 'reader: every position up to here was handed out or is remembered as a hole';
 comment on column bartleby.lease.due_at is 'reader: deferred messages up to (due_at, due_id) were appended';
 comment on column bartleby.lease.due_id is 'reader: see due_at';

@@ -31,8 +31,9 @@ create or replace view bartleby.queues as
 select q.name, s.ready, s.leased, s.deferred, s.dead, s.oldest_ready_at, s.next_due_at, q.paused, s.leases, q.created_at,
   q.max_attempts, q.backoff, q.base, q.factor, q.cap, coalesce(q.jitter, case q.backoff when 'exponential' then 'full'
     else 'none' end) as jitter, q.schedule, q.lease, q.crash_budget, q.give_up_after, q.dead_letter_to, q.invalid_to,
-  q.retention, q.payload_limit
-from bartleby.queue q, bartleby.queue_stats(q.id) s;
+  q.retention, q.payload_limit, case when q.breaker_state = 'closed' and q.breaker = 'off' then 'off'
+    else q.breaker_state end as breaker, b.since as breaker_since, b.cause as breaker_cause, b.next_probe_at
+from bartleby.queue q cross join lateral bartleby.queue_stats(q.id) s left join bartleby.breaker b on b.queue = q.id;
 comment on view bartleby.queues is 'every queue: what is in it, and its policy';
 
 create or replace view bartleby.messages as
@@ -60,3 +61,17 @@ select a.message_id, q.name as queue, a.cycle, a.attempt, a.outcome, a.verdict, 
   a.fingerprint, a.worker, a.worker_version, a.lease_id, a.failed_at, a.retry_at
 from bartleby.attempt a join bartleby.queue q on q.id = a.queue;
 comment on view bartleby.attempts is 'the ledger of failed attempts';
+
+-- Only ids are collected for each group: error texts may be long, and many.
+create or replace view bartleby.groups as
+select l.fingerprint, q.name as queue, l.error_type, l.error, g.dead, g.first_dead_at, g.last_dead_at
+from (
+  select count(*) as dead, min(d.dead_at) as first_dead_at, max(d.dead_at) as last_dead_at,
+    (array_agg(d.message_id order by d.dead_at desc, d.message_id desc))[1] as newest
+  from bartleby.dead_letter d where d.status = 'dead' group by d.queue, d.fingerprint) g
+join bartleby.dead_letter l on l.message_id = g.newest join bartleby.queue q on q.id = l.queue;
+comment on view bartleby.groups is 'dead letters by what they died of, with the newest error of each';
+
+create or replace view bartleby.events as
+select e.id, e.type, e.queue, e.data, e.created_at from bartleby.event e;
+comment on view bartleby.events is 'what happened to queues';
