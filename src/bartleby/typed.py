@@ -1,0 +1,298 @@
+"""Payloads as the type a handler asks for: a dataclass, a TypedDict, a pydantic model, or plain JSON.
+
+Strict, because a payload is a contract: "1" is not 1, true is not 1. Only what JSON has no word for (dates, decimals,
+UUIDs, enums) is read from texts. A converter is built once, when the handler is declared; an annotation that no payload
+can satisfy is a TypeError there. Paths are made only when something does not fit.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from typing import Any
+
+from bartleby.anatomy import ancestry, text_of, type_name
+from bartleby.errors import InvalidPayload
+from bartleby.scalars import SCALARS, Convert, Misfit, enum, misfit, one_of
+
+_SHOWN_ERRORS = 3
+_LONGEST_INTEGER = 400
+_WRAPPERS = frozenset({"Annotated", "Required", "NotRequired", "ReadOnly", "Final"})
+_MODEL = "pydantic.main.BaseModel"
+_INVALID = "pydantic_core._pydantic_core.ValidationError"
+_LISTS: dict[Any, Callable[[Iterable[Any]], Any]] = {
+    list: list, Sequence: list, MutableSequence: list, Collection: list, Iterable: list,
+    set: set, AbstractSet: set, frozenset: frozenset,
+}  # fmt: skip
+_OBJECTS = frozenset({dict, Mapping, MutableMapping})
+_UNBOUND: Mapping[Any, Any] = types.MappingProxyType({})
+
+
+def converter(annotation: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - an annotation is any object
+    """Return a function that turns a decoded payload into this type, or raises InvalidPayload with the path."""
+    convert = _Builder().build(annotation)
+
+    def convert_payload(payload: Any) -> Any:  # noqa: ANN401 - any JSON value becomes any type
+        try:
+            return convert(payload)
+        except Misfit as found:
+            raise InvalidPayload(f"payload{found.path}: {found.reason}") from found.__cause__
+        except RecursionError:
+            raise InvalidPayload("payload: nested too deep") from None
+
+    return convert_payload
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    convert: Convert
+    required: bool
+
+
+class _Builder:
+    """Builds converters; a class that contains itself meets its own converter."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Convert] = {}
+
+    def build(self, annotation: Any, bound: Mapping[Any, Any] = _UNBOUND) -> Convert:  # noqa: ANN401 - any object
+        """Return the converter of an annotation."""
+        annotation = _bare(annotation, bound)
+        origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+        try:
+            hash(origin)
+        except TypeError:
+            raise _unsupported(annotation) from None
+        if origin in SCALARS:
+            return SCALARS[origin]
+        if origin is typing.Literal:
+            return one_of(arguments)
+        if origin in {typing.Union, types.UnionType}:
+            return self._union(arguments, bound)
+        if origin is tuple:
+            return self._tuple(arguments, bound)
+        if origin in _LISTS:
+            return _list(_LISTS[origin], self.build(arguments[0] if arguments else Any, bound))
+        if origin in _OBJECTS:
+            return self._dict(arguments or (str, Any), bound)
+        if isinstance(origin, type):
+            return self._class(origin, tuple(_bare(each, bound) for each in arguments))
+        raise _unsupported(annotation)
+
+    def _union(self, arguments: tuple[Any, ...], bound: Mapping[Any, Any]) -> Convert:
+        # In the order written, but an int stays one although a float would take it.
+        members = sorted(arguments, key=lambda member: member is float)
+        converters = [self.build(member, bound) for member in members]
+        expected = " or ".join(_name(member) for member in arguments)
+
+        def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+            deepest: Misfit | None = None
+            for each in converters:
+                try:
+                    return each(value)
+                except Misfit as found:
+                    # A member that fits on the outside explains more than a list of all.
+                    if found.steps and (deepest is None or len(found.steps) > len(deepest.steps)):
+                        deepest = found
+            if deepest is not None:
+                raise deepest
+            misfit(expected, value)
+
+        return convert
+
+    def _tuple(self, arguments: tuple[Any, ...], bound: Mapping[Any, Any]) -> Convert:
+        if not arguments or arguments[-1] is Ellipsis:
+            return _list(tuple, self.build(arguments[0] if arguments else Any, bound))
+        converters = [self.build(each, bound) for each in arguments if each != ()]
+
+        def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+            if type(value) is not list:
+                misfit("a list", value)
+            if len(value) != len(converters):
+                raise Misfit(f"expected {len(converters)} items, not {len(value)}")
+            return tuple(
+                _converted(each, item, place) for place, (each, item) in enumerate(zip(converters, value, strict=True))
+            )
+
+        return convert
+
+    def _dict(self, arguments: tuple[Any, ...], bound: Mapping[Any, Any]) -> Convert:
+        key, value_of = (
+            _key(self.build(arguments[0], bound), _bare(arguments[0], bound)),
+            self.build(arguments[1], bound),
+        )
+
+        def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+            if type(value) is not dict:
+                misfit("an object", value)
+            return {_converted(key, name, name): _converted(value_of, item, name) for name, item in value.items()}
+
+        return convert
+
+    def _class(self, kind: type, arguments: tuple[Any, ...]) -> Convert:
+        known = self._known.get((kind, arguments))
+        if known is not None:
+            return known
+        self._known[kind, arguments] = lambda value: made(value)
+        made = self._made(kind, arguments)
+        self._known[kind, arguments] = made
+        return made
+
+    def _made(self, kind: type, arguments: tuple[Any, ...]) -> Convert:
+        if _MODEL in ancestry(kind):
+            return _validated(kind[arguments] if arguments else kind)  # type: ignore[index]
+        if issubclass(kind, Enum):
+            return enum(kind)
+        bound = dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False))
+        if hasattr(kind, "__required_keys__"):
+            hints = _hints(kind)
+            required: frozenset[str] = kind.__required_keys__
+            return _object(
+                dict, [_Field(name, self.build(hint, bound), name in required) for name, hint in hints.items()]
+            )
+        if not dataclasses.is_dataclass(kind):
+            raise _unsupported(kind)
+        if hasattr(kind, "__pydantic_validator__"):
+            return _validated(kind)
+        return _object(kind, self._fields(kind, bound))
+
+    def _fields(self, kind: type, bound: Mapping[Any, Any]) -> list[_Field]:
+        hints = _hints(kind)
+        # Not fields(): arguments that only __post_init__ sees are wanted too.
+        declared: Iterable[dataclasses.Field[Any]] = kind.__dataclass_fields__.values()  # type: ignore[attr-defined]
+        return [
+            _Field(
+                each.name,
+                self.build(hints[each.name], bound),
+                each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING,
+            )
+            for each in declared
+            if each.init
+            and typing.get_origin(hints[each.name]) is not typing.ClassVar
+            and hints[each.name] is not typing.ClassVar
+        ]
+
+
+def _object(make: Callable[..., Any], fields: Sequence[_Field]) -> Convert:
+    def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+        if type(value) is not dict:
+            misfit("an object", value)
+        arguments = {}
+        for field in fields:
+            if field.name in value:
+                arguments[field.name] = _converted(field.convert, value[field.name], field.name)
+            elif field.required:
+                raise Misfit("missing").inside(field.name)
+        return _called(make, arguments)
+
+    return convert
+
+
+def _list(make: Callable[[Iterable[Any]], Any], item: Convert) -> Convert:
+    def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+        if type(value) is not list:
+            misfit("a list", value)
+        try:
+            return make([_converted(item, each, place) for place, each in enumerate(value)])
+        except TypeError as error:  # a set of what cannot be in a set
+            raise Misfit(text_of(error)) from error
+
+    return convert
+
+
+def _validated(kind: Any) -> Convert:  # noqa: ANN401 - a model, or a dataclass of pydantic
+    validate = kind.__pydantic_validator__.validate_python
+
+    def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+        try:
+            return validate(value)
+        except ValueError as error:
+            if _INVALID not in ancestry(type(error)):
+                raise
+            raise _first_of(error) from error
+
+    return convert
+
+
+def _first_of(error: Any) -> Misfit:  # noqa: ANN401 - pydantic's error, which is not imported
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    misfits = [Misfit(each["msg"]) for each in found]
+    for each, details in zip(misfits, found, strict=True):
+        for step in reversed(details["loc"]):
+            each.inside(step)
+    others = [f"{each.path}: {each.reason}" for each in misfits[1:_SHOWN_ERRORS]]
+    if len(misfits) > _SHOWN_ERRORS:
+        others.append(f"and {len(misfits) - _SHOWN_ERRORS} more")
+    misfits[0].reason = "; ".join([misfits[0].reason, *others])
+    return misfits[0]
+
+
+def _converted(convert: Convert, value: Any, step: int | str) -> Any:  # noqa: ANN401 - any JSON value
+    try:
+        return convert(value)
+    except Misfit as found:
+        raise found.inside(step)  # noqa: B904 - the same error, one step further out
+
+
+def _called(make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what the class makes
+    try:
+        return make(**arguments)
+    except (MemoryError, OSError, RecursionError):
+        raise
+    except Exception as error:
+        # What a class says in __post_init__ about its arguments is a word about the payload.
+        text = text_of(error)
+        plain = isinstance(error, ValueError | TypeError) and text
+        raise Misfit(text if plain else f"{type_name(type(error))}: {text}") from error
+
+
+def _key(convert: Convert, annotation: Any) -> Convert:  # noqa: ANN401 - an annotation is any object
+    if annotation is not int:
+        return convert
+
+    def convert_key(name: str) -> int:
+        # The keys of JSON are texts, whatever they mean.
+        if not (name.removeprefix("-").isdecimal() and name.isascii() and len(name) <= _LONGEST_INTEGER):
+            misfit("a key that is an int", name)
+        return int(name)
+
+    return convert_key
+
+
+def _bare(annotation: Any, bound: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - an annotation is any object
+    while True:
+        if isinstance(annotation, typing.TypeVar):
+            annotation = bound.get(annotation, annotation.__bound__ or Any)
+        elif isinstance(annotation, typing.NewType):
+            annotation = annotation.__supertype__
+        elif isinstance(annotation, dataclasses.InitVar):
+            annotation = annotation.type
+        elif _name(typing.get_origin(annotation)) in _WRAPPERS:
+            annotation = typing.get_args(annotation)[0]
+        elif hasattr(annotation, "__value__") and not isinstance(annotation, type):  # `type Name = …`
+            annotation = annotation.__value__
+        else:
+            return annotation
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        raise TypeError(f"{type_name(kind)}: {error}: annotations are names that its module knows") from error
+
+
+def _name(annotation: Any) -> str:  # noqa: ANN401 - an annotation is any object
+    if annotation is None or annotation is type(None):
+        return "null"
+    name = getattr(annotation, "__name__", None) or getattr(annotation, "_name", None)
+    return name if isinstance(name, str) and not typing.get_args(annotation) else str(annotation).replace("typing.", "")
+
+
+def _unsupported(annotation: Any) -> TypeError:  # noqa: ANN401 - an annotation is any object
+    return TypeError(
+        f"no payload can be turned into {_name(annotation)}: use a dataclass, a TypedDict, a pydantic model, or JSON's own types"
+    )
