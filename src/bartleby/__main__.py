@@ -1,0 +1,5 @@
+"""`python -m bartleby` is `bartleby`."""
+
+from bartleby.surfaces.cli import main
+
+main()

@@ -1,0 +1,209 @@
+"""Bartleby: the object a user imports. It knows the handlers, sends messages, and is what a worker works for.
+
+app = Bartleby()
+
+@app.handler("orders", retry={"max_attempts": 3}, timeout=30)
+def fulfil(order: Order) -> None: ...
+
+app.send("orders", {"id": 42})                          # in a transaction of its own
+app.send("orders", {"id": 42}, connection=connection)   # in yours
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, TypeVar
+
+from bartleby import calls, transactions
+from bartleby.client import AsyncClient, Client
+from bartleby.config import Settings
+from bartleby.errors import InvalidHandler, NoHandler
+from bartleby.failure import Recorder
+from bartleby.handlers import Handler, handler
+from bartleby.message import Message, MessageId
+from bartleby.outcomes import AlreadyHandled
+from bartleby.policy import RetryPolicy
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Bartleby:
+    """An application: handlers and a database.
+
+    `version` is recorded with every failed attempt. `generation` is stamped on what is sent, and nothing with a
+    higher one is run here: in a rolling deployment old workers leave new messages to new workers. `redact` lists
+    further patterns (texts or compiled) that are blotted out of error texts before they are stored.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        settings: Settings | None = None,
+        version: str | None = None,
+        generation: int | None = None,
+        redact: Sequence[str | re.Pattern[str]] = (),
+    ) -> None:
+        self._given = settings or Settings()
+        if dsn is not None:
+            self._given = self._given.with_values({"dsn": dsn}, "Bartleby()")
+        self.version = version
+        self.generation = generation
+        self.recorder = Recorder(redact)
+        self.handlers: dict[str, Handler] = {}
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Where the database is: as given, else from the environment or bartleby.toml. Set it to say otherwise."""
+        return self._given if self._given.dsn else Settings.load()
+
+    @cached_property
+    def client(self) -> Client:
+        """A client for this database."""
+        return Client(settings=self.settings)
+
+    @cached_property
+    def async_client(self) -> AsyncClient:
+        """A client for this database, to be awaited."""
+        return AsyncClient(settings=self.settings)
+
+    def handler(
+        self,
+        queue: str,
+        *,
+        batch: int | None = None,
+        retry: RetryPolicy | Mapping[str, Any] | None = None,
+        terminal: Sequence[type[BaseException]] = (),
+        timeout: float | timedelta | None = None,
+        concurrency: int | None = None,
+        rate: float | None = None,
+        once: bool | str = False,
+        lease: float | timedelta | None = None,
+    ) -> Callable[[Function], Function]:
+        """Make a function the handler of a queue. It may be `def` or `async def`.
+
+        It takes the Message, or the payload by its annotated type (a dataclass, a TypedDict, a pydantic model), and
+        then the Message too if it wants. With `batch` it takes a list of up to so many and returns an outcome for each.
+
+        `retry` has the keys of a queue's policy and goes before it: max_attempts, backoff, base, factor, cap, jitter,
+        schedule, give_up_after. `terminal` lists exceptions that are not worth a retry. `timeout` bounds one run,
+        in seconds. `concurrency` and `rate` (starts a second) bound each worker process. `once` skips what
+        `mark_handled` has recorded, by the message's id or by its "key".
+        """
+
+        def register(function: Function) -> Function:
+            if queue in self.handlers:
+                raise InvalidHandler(f"queue {queue!r} already has the handler {self.handlers[queue].name}")
+            self.handlers[queue] = handler(
+                queue,
+                function,
+                batch=batch,
+                retry=retry,
+                terminal=terminal,
+                timeout=timeout,
+                concurrency=concurrency,
+                rate=rate,
+                once=once,
+                lease=lease,
+            )
+            return function
+
+        return register
+
+    def handlers_for(self, queues: Iterable[str] | None = None) -> list[Handler]:
+        """Return the handlers of these queues, or all; an error if there is none."""
+        known = ", ".join(sorted(self.handlers)) or "none"
+        if not self.handlers:
+            raise NoHandler("the application has no handlers", hint='decorate a function with @app.handler("queue")')
+        missing = [queue for queue in queues or () if queue not in self.handlers]
+        if missing:
+            raise NoHandler(
+                f"no handler for queue {missing[0]!r}; there are handlers for: {known}",
+                hint=f'@app.handler("{missing[0]}") on a function, in a module that the application imports',
+            )
+        return [self.handlers[queue] for queue in dict.fromkeys(queues or self.handlers)]
+
+    def send(
+        self,
+        queue: str,
+        payload: object,
+        *,
+        connection: Any = None,  # noqa: ANN401 - of psycopg, SQLAlchemy, Django …
+        headers: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        delay: float | timedelta | None = None,
+        max_attempts: int | None = None,
+        generation: int | None = None,
+        unique_for: float | timedelta | None = None,
+    ) -> MessageId:
+        """Send one message; return its id. With `connection`, in its transaction: commit makes it visible."""
+        call = calls.send(
+            queue,
+            payload,
+            headers=headers,
+            key=key,
+            delay=delay,
+            max_attempts=max_attempts,
+            generation=self.generation if generation is None else generation,
+            unique_for=unique_for,
+        )
+        return self.client.run(call) if connection is None else transactions.run(connection, call)
+
+    async def asend(
+        self,
+        queue: str,
+        payload: object,
+        *,
+        connection: Any = None,  # noqa: ANN401 - of psycopg, SQLAlchemy, asyncpg …
+        headers: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        delay: float | timedelta | None = None,
+        max_attempts: int | None = None,
+        generation: int | None = None,
+        unique_for: float | timedelta | None = None,
+    ) -> MessageId:
+        """Send one message; return its id. With `connection`, in its transaction: commit makes it visible."""
+        call = calls.send(
+            queue,
+            payload,
+            headers=headers,
+            key=key,
+            delay=delay,
+            max_attempts=max_attempts,
+            generation=self.generation if generation is None else generation,
+            unique_for=unique_for,
+        )
+        return await (self.async_client.run(call) if connection is None else transactions.arun(connection, call))
+
+    def using(self, connection: Any) -> transactions.Transaction:  # noqa: ANN401 - of any library
+        """Return something that sends in the transaction of this connection."""
+        return transactions.Transaction(connection, self.generation)
+
+    def mark_handled(self, message: Message, connection: Any, *, by: str = "id") -> None:  # noqa: ANN401 - of any library
+        """Write that this message is handled, in your transaction, before its effect; AlreadyHandled if it was.
+
+        Let that exception pass: the message is then acked without a second effect. `by="key"` remembers the message's
+        key instead of its id, for senders that may send the same thing twice.
+        """
+        call = calls.mark_handled(message.queue, message.queue, once_key(message, by))
+        if not transactions.run(connection, call):
+            raise AlreadyHandled(f"message {message.id} was handled before")
+
+    async def amark_handled(self, message: Message, connection: Any, *, by: str = "id") -> None:  # noqa: ANN401 - of any library
+        """Do the same on an asynchronous connection."""
+        call = calls.mark_handled(message.queue, message.queue, once_key(message, by))
+        if not await transactions.arun(connection, call):
+            raise AlreadyHandled(f"message {message.id} was handled before")
+
+    def connect_to(self, dsn: str) -> None:
+        """Use this database instead; what a worker was started with goes before what the application says."""
+        self.settings = replace(self.settings, dsn=dsn)
+
+
+def once_key(message: Message, by: str) -> str:
+    """Return under which key a message is remembered as handled."""
+    if by == "key" and message.key is not None:
+        return f"key:{message.key}"
+    return f"id:{message.id}"

@@ -1,0 +1,215 @@
+"""One leased message: the handler runs, and what it did becomes the settlement of the message.
+
+Nothing a handler raises gets past this module: an exception is evidence, never the end of the worker.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bartleby.errors import InvalidHandler, InvalidPayload, UndecodablePayload
+from bartleby.failure import Recorder
+from bartleby.handlers import Handler
+from bartleby.message import Failure, Message
+from bartleby.outcomes import AlreadyHandled, Done, Outcome
+from bartleby.policy import classify
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt failed; `suspicion` says how much this looks like an outage rather than a bad message."""
+
+    report: Failure
+    suspicion: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The message goes back at no charge."""
+
+    delay: float
+    why: str
+    suspicion: int = 0
+
+
+Settlement = Failed | Released | None
+"""What becomes of a message; None: it is done."""
+
+
+class NoOutcome(Exception):
+    """A batch handler did not say what became of this message."""
+
+
+class Executor:
+    """Runs one handler."""
+
+    def __init__(self, handler: Handler, recorder: Recorder, version: str | None) -> None:
+        self.handler = handler
+        self._recorder = recorder
+        self._version = version
+        self._function: Callable[..., Any] = handler.function
+        self._plain = handler.convert is None
+
+    async def run(self, message: Message) -> Settlement:
+        """Await the handler of one message."""
+        try:
+            arguments = (message,) if self._plain else self.handler.arguments(message)
+            answer = await self._awaited(self._function(*arguments))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is evidence
+            return self.judge(message, error)
+        return None if answer is None else self._returned(message, answer)
+
+    def run_here(self, message: Message) -> Settlement:
+        """Call the handler of one message in this thread."""
+        try:
+            arguments = (message,) if self._plain else self.handler.arguments(message)
+            answer = self._function(*arguments)
+        except Interrupted:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is evidence
+            return self.judge(message, error)
+        return None if answer is None else self._returned(message, answer)
+
+    async def run_batch(self, messages: Sequence[Message]) -> list[Settlement]:
+        """Await the handler of several messages."""
+        settlements, fit = self._fitting(messages)
+        try:
+            answer = await self._awaited(self._function([arguments for _, arguments in fit])) if fit else None
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is evidence
+            answer = {message.id: error for message, _ in fit}
+        return self._batch(messages, settlements, fit, answer)
+
+    def run_batch_here(self, messages: Sequence[Message]) -> list[Settlement]:
+        """Call the handler of several messages in this thread."""
+        settlements, fit = self._fitting(messages)
+        try:
+            answer = self._function([arguments for _, arguments in fit]) if fit else None
+        except Interrupted:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is evidence
+            answer = {message.id: error for message, _ in fit}
+        return self._batch(messages, settlements, fit, answer)
+
+    def judge(self, message: Message, error: BaseException) -> Settlement:
+        """Return what an exception means for its message."""
+        if isinstance(error, AlreadyHandled):
+            return None
+        handler = self.handler
+        ruling = classify(error, handler.terminal)
+        if ruling.verdict == "release":
+            delay = ruling.delay
+            if delay is None:
+                # not the message's fault, and perhaps everybody's: come back one after another
+                delay = random.uniform(1, 5)  # noqa: S311 - spreads load, no secret
+            return Released(delay, ruling.rule, ruling.suspicion)
+        evidence = self._recorder.evidence(message.queue, error)
+        unacceptable = isinstance(error, InvalidPayload | UndecodablePayload)
+        report = Failure(
+            message.position,
+            evidence.error_type,
+            evidence.error,
+            traceback=evidence.traceback,
+            fingerprint=evidence.fingerprint,
+            verdict="dead" if unacceptable or ruling.verdict == "dead" else None,
+            delay=handler.retry.delay(message.attempt) if ruling.delay is None else ruling.delay,
+            rule="the payload does not validate" if unacceptable else ruling.rule,
+            worker_version=self._version,
+            max_attempts=handler.retry.max_attempts,
+            give_up_after=handler.retry.give_up_after,
+            reason="unacceptable" if unacceptable else None,
+        )
+        return Failed(report, 0 if unacceptable else ruling.suspicion)
+
+    async def _awaited(self, running: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the handler returns
+        limit = self.handler.timeout
+        if limit is None:
+            return await running
+        scope = asyncio.timeout(limit)
+        try:
+            async with scope:
+                return await running
+        except TimeoutError as error:
+            if scope.expired():
+                raise TimeoutError(late(limit)).with_traceback(error.__traceback__) from None
+            raise
+
+    def _returned(self, message: Message, answer: object) -> Settlement:
+        if isinstance(answer, BaseException):
+            return self.judge(message, answer)
+        if isinstance(answer, type) and issubclass(answer, Outcome):
+            return self.judge(message, answer())
+        if asyncio.iscoroutine(answer):
+            answer.close()
+            hint = f"{self.handler.name} is a plain function that returned a coroutine: declare it with async def"
+            return self.judge(message, InvalidHandler(hint))
+        return None
+
+    def _fitting(self, messages: Sequence[Message]) -> tuple[dict[int, Settlement], list[tuple[Message, Any]]]:
+        refused: dict[int, Settlement] = {}
+        fit: list[tuple[Message, Any]] = []
+        for message in messages:
+            try:
+                fit.append((message, self.handler.arguments(message)[0]))
+            except Exception as error:  # noqa: BLE001 - a payload that does not fit spoils no other
+                refused[message.id] = self.judge(message, error)
+        return refused, fit
+
+    def _batch(
+        self,
+        messages: Sequence[Message],
+        settlements: dict[int, Settlement],
+        fit: list[tuple[Message, Any]],
+        answer: object,
+    ) -> list[Settlement]:
+        outcomes = _mentioned([message for message, _ in fit], answer)
+        shared: dict[int, Settlement] = {}
+        for message, _ in fit:
+            outcome = outcomes.get(message.id, _FORGOTTEN)
+            if outcome is None or outcome is Done or isinstance(outcome, Done):
+                settlements[message.id] = None
+            elif outcome is _FORGOTTEN or not isinstance(outcome, BaseException | type):
+                settlements[message.id] = self.judge(message, _no_outcome(self.handler, outcome))
+            else:
+                # one exception of a whole batch is looked at once
+                known = shared.get(id(outcome))
+                if not isinstance(known, Failed):
+                    known = shared[id(outcome)] = self._returned(message, outcome)
+                if isinstance(known, Failed):
+                    known = replace(known, report=replace(known.report, position=message.position))
+                settlements[message.id] = known
+        return [settlements[message.id] for message in messages]
+
+
+class Interrupted(BaseException):
+    """Raised inside the thread of a handler whose result is not wanted any more."""
+
+
+def late(limit: float) -> str:
+    """Say that a handler took too long."""
+    return f"the handler took longer than {limit:g} s"
+
+
+_FORGOTTEN = object()
+
+
+def _mentioned(messages: Sequence[Message], answer: object) -> dict[int, object]:
+    # by message id, or one outcome for each message in their order
+    if isinstance(answer, Mapping):
+        return {key.id if isinstance(key, Message) else key: outcome for key, outcome in answer.items()}
+    if isinstance(answer, Iterable) and not isinstance(answer, str | bytes):
+        return {message.id: outcome for message, outcome in zip(messages, answer, strict=False)}
+    return {}
+
+
+def _no_outcome(handler: Handler, outcome: object) -> NoOutcome:
+    said = "nothing" if outcome is _FORGOTTEN else f"something that is no outcome ({type(outcome).__name__})"
+    return NoOutcome(
+        f"the batch handler {handler.name} said {said} about this message; it returns a mapping of message id to"
+        " Done(), Retry(…), Snooze(…), Terminal(…) or an exception, or a list of these in the order of its messages"
+    )

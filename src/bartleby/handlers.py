@@ -1,0 +1,131 @@
+"""A handler: the function a user wrote, and everything that was said about it."""
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from bartleby.errors import InvalidHandler
+from bartleby.message import Message
+from bartleby.policy import RetryPolicy
+from bartleby.typed import converter
+
+_MOST_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handler:
+    """A function for the messages of a queue. What is None is left to the worker or to the policy of the queue."""
+
+    queue: str
+    function: Callable[..., Any]
+    name: str
+    awaited: bool
+    batch: int | None
+    convert: Callable[[Any], Any] | None
+    with_message: bool
+    retry: RetryPolicy
+    terminal: tuple[type[BaseException], ...]
+    timeout: float | None
+    concurrency: int | None
+    rate: float | None
+    once: str | None
+    lease: float | None
+
+    def arguments(self, message: Message) -> tuple[Any, ...]:
+        """Return what the function is called with; an error if the payload does not fit."""
+        if self.convert is None:
+            return (message,)
+        payload = self.convert(message.payload)
+        return (payload, message) if self.with_message else (payload,)
+
+
+def handler(
+    queue: str,
+    function: Callable[..., Any],
+    *,
+    batch: int | None = None,
+    retry: RetryPolicy | Mapping[str, Any] | None = None,
+    terminal: Sequence[type[BaseException]] = (),
+    timeout: float | timedelta | None = None,
+    concurrency: int | None = None,
+    rate: float | None = None,
+    once: bool | str = False,
+    lease: float | timedelta | None = None,
+) -> Handler:
+    """Return a handler, or say what is wrong with it."""
+    name = f"{function.__module__}.{function.__qualname__}" if hasattr(function, "__qualname__") else repr(function)
+    if not isinstance(queue, str):
+        raise InvalidHandler(f"{name}: a handler is for a queue", hint='@app.handler("orders")')
+    _check_number(name, "batch", batch)
+    _check_number(name, "concurrency", concurrency)
+    _check_exceptions(name, terminal)
+    if once not in {False, True, "id", "key"}:
+        raise InvalidHandler(f"{name}: once is {once!r}; expected True (by the message's id) or 'key'")
+    convert, with_message = _parameters(function, name, in_batch=batch is not None)
+    return Handler(
+        queue=queue,
+        function=function,
+        name=name,
+        awaited=inspect.iscoroutinefunction(function)
+        or inspect.iscoroutinefunction(getattr(function, "__call__", None)),  # noqa: B004 - an instance with async __call__
+        batch=batch,
+        convert=convert,
+        with_message=with_message,
+        retry=RetryPolicy.of(retry),
+        terminal=tuple(terminal),
+        timeout=_positive(name, "timeout", timeout),
+        concurrency=concurrency,
+        rate=_positive(name, "rate", rate),
+        once="id" if once is True else once or None,
+        lease=_positive(name, "lease", lease),
+    )
+
+
+def _parameters(function: Callable[..., Any], name: str, *, in_batch: bool) -> tuple[Callable[[Any], Any] | None, bool]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+        hints = typing.get_type_hints(function if inspect.isroutine(function) else type(function).__call__)
+    except (TypeError, ValueError, NameError) as error:
+        raise InvalidHandler(f"{name}: its parameters cannot be read: {error}") from error
+    required = [
+        each
+        for each in parameters
+        if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+    ]
+    if not parameters or len(required) > 2 or any(each.kind is each.KEYWORD_ONLY for each in required):  # noqa: PLR2004 - payload and message
+        raise InvalidHandler(
+            f"{name}: a handler takes a Message, or a payload and if wanted the Message",
+            hint="def handle(message: Message), def handle(order: Order), def handle(order: Order, message: Message)",
+        )
+    first = hints.get(parameters[0].name, Message)
+    if in_batch:
+        first = (typing.get_args(first) or (Message,))[0]
+    if first in {Message, Any, inspect.Parameter.empty}:
+        if len(required) > 1:
+            raise InvalidHandler(f"{name}: the first of two parameters is the payload: annotate it with its type")
+        return None, False
+    return converter(first), len(required) > 1
+
+
+def _check_number(name: str, what: str, value: object) -> None:
+    if value is not None and not (isinstance(value, int) and 1 <= value <= _MOST_AT_ONCE):
+        raise InvalidHandler(f"{name}: {what} is {value!r}; expected a whole number from 1 to {_MOST_AT_ONCE}")
+
+
+def _check_exceptions(name: str, listed: object) -> None:
+    if not isinstance(listed, Sequence) or not all(
+        isinstance(each, type) and issubclass(each, BaseException) for each in listed
+    ):
+        raise InvalidHandler(f"{name}: terminal lists exception classes, such as [KeyError]")
+
+
+def _positive(name: str, what: str, value: object) -> float | None:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if seconds is None:
+        return None
+    if not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+        raise InvalidHandler(f"{name}: {what} is {value!r}; expected a number above 0")
+    return seconds

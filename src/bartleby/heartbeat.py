@@ -1,0 +1,102 @@
+"""The heartbeat of a worker: it renews leases from a thread and a connection of its own.
+
+A handler that blocks the event loop, or all connections, must not cost the worker its leases. A lease that could not be
+renewed in time counts as lost here before it lapses there: the deadline is measured from the moment the request left.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import psycopg
+
+from bartleby import calls, telemetry
+from bartleby.config import Settings
+from bartleby.errors import BartlebyError, LeaseLost
+from bartleby.held import Held
+from bartleby.link import Link
+
+_SOONEST = 0.02
+
+
+class Heartbeat:
+    """Renews what it is told of, and tells which leases are lost."""
+
+    def __init__(self, settings: Settings, on_lost: Callable[[Held], None]) -> None:
+        """Call `on_lost` in the heartbeat's thread."""
+        self._settings = settings
+        self._on_lost = on_lost
+        self._held: dict[int, Held] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._beat()), name="bartleby-heartbeat", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; what is still held is renewed no more."""
+        self._stopping.set()
+        self._thread.join(timeout=5)
+
+    def hold(self, held: Held) -> None:
+        """Renew this lease from now on."""
+        self._held[held.id] = held
+
+    def forget(self, held: Held) -> None:
+        """Renew it no more."""
+        self._held.pop(held.id, None)
+
+    async def _beat(self) -> None:
+        link: Link | None = None
+        while not self._stopping.is_set():
+            leases = list(self._held.values())
+            shortest = min((held.length for held in leases), default=1.0)
+            link = link or Link(self._settings, "heartbeat", deadline=max(1.0, shortest / 3))
+            await self._renew(link, leases)
+            self._give_up(leases)
+            await asyncio.sleep(min(0.2, max(_SOONEST, shortest / 12)))
+        if link is not None:
+            await link.close()
+
+    async def _renew(self, link: Link, leases: Iterable[Held]) -> None:
+        now = time.monotonic()
+        due: dict[float, list[Held]] = {}
+        for held in leases:
+            if not held.lost and now - held.extended >= held.length / 3:
+                due.setdefault(held.length, []).append(held)
+        for length, group in due.items():
+            await self._extend(link, length, group)
+
+    async def _extend(self, link: Link, length: float, group: list[Held]) -> None:
+        while group:
+            asked = time.monotonic()
+            try:
+                await link.run(calls.extend([held.id for held in group], length))
+            except LeaseLost as error:
+                lost = set(error.lease_ids)
+                for held in group:
+                    if held.id in lost:
+                        self._lose(held)
+                group = [held for held in group if held.id not in lost] if lost else []
+            except (psycopg.Error, BartlebyError, OSError) as error:
+                telemetry.warning("heartbeat.failed", f"leases could not be renewed: {error}", leases=len(group))
+                return
+            else:
+                for held in group:
+                    held.extended = asked
+                    held.deadline = asked + length
+                return
+
+    def _give_up(self, leases: Iterable[Held]) -> None:
+        now = time.monotonic()
+        for held in leases:
+            if now > held.deadline:
+                self._lose(held)
+
+    def _lose(self, held: Held) -> None:
+        if not held.lost and self._held.pop(held.id, None) is not None:
+            self._on_lost(held)

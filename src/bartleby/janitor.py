@@ -1,0 +1,88 @@
+"""The janitor: takes back lapsed leases, turns the segments of the log, forgets what nobody needs any more.
+
+Every worker has one, and one at a time works in a database: whoever holds the duty, a row that lapses unless renewed.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from bartleby import calls, telemetry
+from bartleby.config import Settings
+from bartleby.errors import BartlebyError
+from bartleby.link import Link
+from bartleby.message import Reaped
+
+DUTY = "janitor"
+_HOLD = 15.0
+_REAP = 1.0
+_TURN = 10.0
+_PRUNE = 60.0
+
+
+class Janitor:
+    """Upkeep on a timer."""
+
+    def __init__(
+        self, settings: Settings, name: str, *, on_reaped: Callable[[list[Reaped]], None] | None = None
+    ) -> None:
+        self._name = name
+        self._on_reaped = on_reaped or _tell
+        # reaping may take long after an outage, and is not worth less for it
+        self._link = Link(settings, "janitor", deadline=120)
+        self._next = {"turn": 0.0, "prune": 0.0}
+
+    async def run(self) -> None:
+        """Do it for ever."""
+        try:
+            while True:
+                try:
+                    mine = await self._link.run(calls.take_duty(DUTY, self._name, _HOLD))
+                    if mine:
+                        await self.round()
+                except (psycopg.Error, BartlebyError, OSError) as error:
+                    mine = False
+                    telemetry.warning("janitor.failed", f"upkeep did not work: {error}")
+                pause = _REAP if mine else _HOLD / 3
+                await asyncio.sleep(pause * random.uniform(0.8, 1))  # noqa: S311 - spreads load, no secret
+        finally:
+            await self._leave()
+
+    async def round(self) -> None:
+        """Do what is due."""
+        reaped = await self._link.run(calls.reap())
+        if reaped:
+            self._on_reaped(reaped)
+        if self._due("turn", _TURN):
+            done = await self._link.run(calls.turn())
+            telemetry.event("segments.looked_at", done, level=10)
+        if self._due("prune", _PRUNE):
+            await self._link.run(calls.prune())
+
+    def _due(self, what: str, every: float) -> bool:
+        now = time.monotonic()
+        if now < self._next[what]:
+            return False
+        self._next[what] = now + every
+        return True
+
+    async def _leave(self) -> None:
+        try:
+            await self._link.run(calls.leave_duty(DUTY, self._name))
+        except (psycopg.Error, BartlebyError, OSError):
+            pass  # it lapses by itself
+        finally:
+            await self._link.close()
+
+
+def _tell(reaped: list[Reaped]) -> None:
+    for lease in reaped:
+        telemetry.warning(
+            "lease.reaped",
+            f"worker {lease.worker} stopped answering: {lease.messages} messages {lease.outcome}",
+            queue=lease.queue,
+            lease_id=lease.lease_id,
+        )

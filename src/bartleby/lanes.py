@@ -1,0 +1,191 @@
+"""A lane: the messages of one queue on their way through this process, and the coroutines that run them.
+
+How much is claimed ahead follows from how long the handler takes: enough for a quarter of a second, so that quick
+handlers never wait for the database and slow ones do not hoard what another worker could do.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from bartleby.execute import Executor, Released, Settlement
+from bartleby.held import Held
+from bartleby.message import Message
+
+_AHEAD_SECONDS = 0.25
+_YIELD_EVERY = 64
+
+CANCELLED = Released(0.0, "the worker cancelled it")
+"""What becomes of a message whose handler was stopped; if its lease is lost, nothing does."""
+
+Finished = Callable[[Held, Message, Settlement], None]
+
+
+class Lane:
+    """Where messages wait and run; what differs between coroutines and threads is left to the two kinds."""
+
+    def __init__(self, executor: Executor, concurrency: int, batch: int, finished: Finished) -> None:
+        self.executor = executor
+        self.handler = executor.handler
+        self.concurrency = concurrency
+        self.claim_limit = batch
+        self.running = 0
+        self.wanted = asyncio.Event()
+        """Set when there is room for another claim."""
+        self._buffer: deque[tuple[Held, Message]] = deque()
+        self._finished = finished
+        self._paused = False
+        self._seconds: float | None = None
+        self._pace = None if self.handler.rate is None else Pace(self.handler.rate)
+
+    def put(self, held: Held, messages: Iterable[Message]) -> None:
+        """Let these messages of a lease run."""
+        self._buffer.extend((held, message) for message in messages)
+        self.kick()
+
+    def kick(self) -> None:
+        """Run what waits."""
+        raise NotImplementedError
+
+    def cancel(self, held: Held | None) -> None:
+        """Stop handlers whose lease is lost, or all of them: their results are not wanted."""
+        raise NotImplementedError
+
+    def room(self) -> int:
+        """Return how many messages to claim now, or 0 if there are enough."""
+        have = self.running + len(self._buffer)
+        ahead = 0
+        if self._seconds is not None:
+            ahead = min(2 * self.claim_limit, int(self.concurrency * _AHEAD_SECONDS / max(self._seconds, 1e-6)))
+        target = self.concurrency + ahead
+        if self._pace is not None:
+            target = min(target, max(1, int(self._pace.rate)))
+        missing = target - have
+        if have < self.concurrency or missing * 2 >= target:
+            return max(0, min(missing, self.claim_limit))
+        return 0
+
+    def pause(self) -> None:
+        """Start nothing more until resumed."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self._paused = False
+        self.kick()
+
+    def unstarted(self) -> list[tuple[Held, Message]]:
+        """Take out and return what has not been started."""
+        waiting: list[tuple[Held, Message]] = []
+        while self._buffer:
+            waiting.append(self._buffer.popleft())
+        return waiting
+
+    def busy(self) -> bool:
+        """Return whether something runs or waits here."""
+        return self.running > 0 or bool(self._buffer)
+
+    def finish(self, held: Held, message: Message, settlement: Settlement) -> None:
+        """Hand over what became of a message, and see whether there is room for more."""
+        self._finished(held, message, settlement)
+        if not self.wanted.is_set() and self.room():
+            self.wanted.set()
+
+    def _took(self, seconds: float) -> None:
+        self._seconds = seconds if self._seconds is None else self._seconds + 0.05 * (seconds - self._seconds)
+
+    def _next(self) -> list[tuple[Held, Message]]:
+        # one message, or as many as a batch handler takes; those of lost leases are passed over
+        chosen: list[tuple[Held, Message]] = []
+        most = self.handler.batch or 1
+        while self._buffer and len(chosen) < most:
+            item = self._buffer.popleft()
+            if not item[0].lost:
+                chosen.append(item)
+        return chosen
+
+
+class CoroutineLane(Lane):
+    """Runs `async def` handlers, each in one of a few tasks that live as long as there is work."""
+
+    def __init__(self, executor: Executor, concurrency: int, batch: int, finished: Finished) -> None:
+        super().__init__(executor, concurrency, batch, finished)
+        self._tasks: dict[asyncio.Task[None], Sequence[tuple[Held, Message]]] = {}
+        self._unwanted: set[asyncio.Task[None]] = set()
+
+    def kick(self) -> None:
+        """Start as many tasks as there are messages for."""
+        if self._paused:
+            return
+        for _ in range(min(self.concurrency - len(self._tasks), len(self._buffer))):
+            task = asyncio.create_task(self._work())
+            self._tasks[task] = ()
+            task.add_done_callback(self._tasks.pop)
+
+    def cancel(self, held: Held | None) -> None:
+        """Cancel the tasks that run messages of this lease, or all."""
+        for task, items in self._tasks.items():
+            if items and (held is None or any(each is held for each, _ in items)):
+                self._unwanted.add(task)
+                task.cancel()
+
+    async def _work(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this is one
+        executor, tasks, count = self.executor, self._tasks, 0
+        while self._buffer and not self._paused:
+            if self._pace is not None and (wait := self._pace.wait()):
+                await asyncio.sleep(wait)
+                continue
+            items = tasks[task] = self._next()
+            if not items:
+                return
+            self.running += len(items)
+            began = time.perf_counter()
+            try:
+                settlements = await self._run(executor, items)
+            except asyncio.CancelledError as error:
+                if task not in self._unwanted and task.cancelling():
+                    raise
+                settlements = self._cancelled(task, items, error)
+            finally:
+                self.running -= len(items)
+                tasks[task] = ()
+                if self._unwanted and task in self._unwanted:
+                    self._unwanted.discard(task)
+                    task.uncancel()
+            self._took((time.perf_counter() - began) / len(items))
+            for (held, message), settlement in zip(items, settlements, strict=True):
+                self.finish(held, message, settlement)
+            count += 1
+            if count % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+
+    async def _run(self, executor: Executor, items: Sequence[tuple[Held, Message]]) -> list[Settlement]:
+        if self.handler.batch is None:
+            return [await executor.run(items[0][1])]
+        return await executor.run_batch([message for _, message in items])
+
+    def _cancelled(
+        self, task: asyncio.Task[None], items: Sequence[tuple[Held, Message]], error: BaseException
+    ) -> list[Settlement]:
+        if task in self._unwanted:
+            return [CANCELLED for _ in items]
+        return [self.executor.judge(message, error) for _, message in items]
+
+
+class Pace:
+    """At most so many starts a second, evenly spread, in this process."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self._next = 0.0
+
+    def wait(self) -> float:
+        """Return 0 and take a turn, or how long to wait for one."""
+        now = time.monotonic()
+        if now < self._next:
+            return self._next - now
+        self._next = max(self._next, now - 1 / self.rate) + 1 / self.rate
+        return 0.0

@@ -1,0 +1,130 @@
+"""One connection of a worker. It reconnects by itself, and no statement outlasts its deadline.
+
+A pool serves many callers and hides which connection they got; a worker wants few connections whose failures it sees.
+Keepalives of TCP do not notice a server that hangs behind a living proxy, so the deadline is ours: when it passes the
+socket is shut, which ends the statement at once.
+"""
+
+import asyncio
+import contextlib
+import math
+import os
+import socket
+from collections.abc import Iterable
+from typing import Any, LiteralString, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from bartleby.calls import Call, Row
+from bartleby.config import Settings
+from bartleby.errors import translated
+from bartleby.pooling import AsyncPooled, async_rows
+
+T = TypeVar("T")
+
+# After these the same connection would give the same answer: a standby, or a server that is going.
+_LEAVE = ("25006", "57P01", "57P02", "57P03", "08")
+
+
+def passing(error: BaseException) -> bool:
+    """Return whether this is trouble of the database or of the way to it, which trying again may outlast."""
+    if isinstance(error, psycopg.Error):
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (
+            error.sqlstate or ""
+        ).startswith(_LEAVE)
+    return isinstance(error, OSError)
+
+
+class Link:
+    """A connection that is made when it is needed and left when it fails; calls run one after another."""
+
+    def __init__(self, settings: Settings, name: str, *, deadline: float = 30.0) -> None:
+        self._settings = settings.with_database()
+        self._name = name
+        self._deadline = deadline
+        self._turn = asyncio.Lock()
+        self._connection: AsyncPooled | None = None
+
+    async def run(self, call: Call[T]) -> T:
+        """Run one call in a transaction of its own. If that fails, the next one gets a new connection."""
+        async with self._turn:
+            connection = await self._connected()
+            text = call.relaxed or call.text
+            with translated(), self._leaving(connection):
+                if connection.isolation_level is None:
+                    return call.parse(await async_rows(connection, text, call.parameters))
+                async with connection.transaction():
+                    return call.parse(await async_rows(connection, text, call.parameters))
+
+    async def listen(self, channels: Iterable[str], seconds: float) -> list[str]:
+        """Listen on these channels; return those that were heard of, at the first news or when time is up."""
+        async with self._turn:
+            connection = await self._connected()
+            with self._leaving(connection, seconds):
+                listening = {row[0] for row in await _ask(connection, "select pg_listening_channels()")}
+                for channel in sorted(set(channels) - listening):
+                    # a channel is a name, not a value; the core makes it of letters and a number
+                    await connection.execute(psycopg.sql.SQL("listen {}").format(psycopg.sql.Identifier(channel)))
+                if set(channels) - listening:
+                    return list(channels)  # what was sent before we listened was not heard
+                return [notify.channel async for notify in connection.notifies(timeout=seconds, stop_after=1)]
+
+    async def behind_pooler(self) -> bool:
+        """Return whether something like pgbouncer stands between: then nothing is heard on a channel."""
+        async with self._turn:
+            return (await self._connected()).prepare_threshold is None
+
+    async def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def _connected(self) -> AsyncPooled:
+        if self._connection is None or self._connection.closed:
+            connection = await AsyncPooled.connect(self._settings.dsn or "", autocommit=True, **self._options())
+            with self._leaving(connection):
+                await AsyncPooled.configure(connection)
+            self._connection = connection
+        return self._connection
+
+    def _options(self) -> dict[str, Any]:
+        given = conninfo_to_dict(self._settings.dsn or "")
+        wanted = {
+            "application_name": f"bartleby {self._name}",
+            "connect_timeout": math.ceil(self._settings.connect_timeout),
+            "target_session_attrs": "read-write",
+            "tcp_user_timeout": math.ceil(self._deadline * 1000),
+        }
+        return {name: value for name, value in wanted.items() if name not in given}
+
+    @contextlib.contextmanager
+    def _leaving(self, connection: AsyncPooled, extra: float = 0.0) -> Any:  # noqa: ANN401 - a generator
+        timer = asyncio.get_running_loop().call_later(self._deadline + extra, _shut, connection)
+        try:
+            yield
+        except psycopg.Error as error:
+            if connection.broken or (error.sqlstate or "").startswith(_LEAVE):
+                self._leave(connection)
+            raise
+        except BaseException:
+            # cancelled half-way: whatever state it is in, it is not ours to find out
+            self._leave(connection)
+            raise
+        finally:
+            timer.cancel()
+
+    def _leave(self, connection: AsyncPooled) -> None:
+        connection.pgconn.finish()
+        if self._connection is connection:
+            self._connection = None
+
+
+def _shut(connection: AsyncPooled) -> None:
+    with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as wire:
+        wire.shutdown(socket.SHUT_RDWR)
+
+
+async def _ask(connection: AsyncPooled, text: LiteralString) -> list[Row]:
+    return await async_rows(connection, text, ())

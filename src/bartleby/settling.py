@@ -1,0 +1,200 @@
+"""Settling: what handlers did goes to the database in batches, and stays here until the database has it.
+
+An ack waits for its lease to be finished, or a moment; so a thousand quick messages cost one statement, and a slow one
+is settled as soon as it is done. While the database is away nothing is given up: a settlement is repeated until it is
+accepted or the lease turns out to be lost, and then nothing was changed.
+"""
+
+import asyncio
+import contextlib
+import functools
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import psycopg
+
+from bartleby import calls, telemetry
+from bartleby.breaker import Window
+from bartleby.calls import Call
+from bartleby.errors import BartlebyError, LeaseLost
+from bartleby.execute import Failed, Released
+from bartleby.held import Held
+from bartleby.link import Link, passing
+from bartleby.message import Decision, Failure, Message
+
+T = TypeVar("T")
+
+_MOMENT = 0.03
+_LONGEST_PAUSE = 1.0
+
+
+class Settler:
+    """Settles leases one after another, on one connection."""
+
+    def __init__(self, link: Link, on_settled: Callable[[Held], None], count: Callable[[str, int], None]) -> None:
+        self._link = link
+        self._on_settled = on_settled
+        self._count = count
+        self._windows: dict[str, Window] = {}
+        self._dirty: dict[Held, None] = {}
+        self._news = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._clean = asyncio.Event()
+        self._clean.set()
+
+    def finished(self, held: Held) -> None:
+        """Take notice that messages of this lease are finished."""
+        if held.left <= 0:
+            self._urgent.set()
+        if held not in self._dirty:
+            self._dirty[held] = None
+            self._clean.clear()
+            self._news.set()
+
+    async def flush(self) -> None:
+        """Return when everything known so far is settled."""
+        self._urgent.set()
+        await self._clean.wait()
+
+    async def run(self) -> None:
+        """Settle for ever."""
+        while True:
+            await self._news.wait()
+            if not self._urgent.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_MOMENT):
+                        await self._urgent.wait()
+            self._news.clear()
+            self._urgent.clear()
+            while self._dirty:
+                held = next(iter(self._dirty))
+                del self._dirty[held]
+                try:
+                    await self._settle(held)
+                except (psycopg.Error, BartlebyError, OSError) as error:
+                    # it cannot be told; the lease lapses, and the messages are delivered again
+                    telemetry.error("settlement.impossible", str(error), queue=held.queue, lease_id=held.id)
+                    self._on_settled(held)
+            self._clean.set()
+
+    async def _settle(self, held: Held) -> None:
+        done, failed, released = held.take()
+        if not held.lost:
+            await self._watch(held, len(done), failed, released)
+            if done:
+                whole = len(done) == held.size
+                await self._acked(held, None if whole else done, len(done))
+            if failed:
+                await self._failed(held, failed)
+            if released:
+                await self._released(held, released)
+        if held.left <= 0 and held not in self._dirty:
+            self._on_settled(held)
+
+    async def _watch(
+        self,
+        held: Held,
+        done: int,
+        failed: Sequence[tuple[Message, Failed]],
+        released: Sequence[tuple[Message, Released]],
+    ) -> None:
+        # The breaker opens before the failures are reported: they are the outage's, and cost no attempt.
+        window = self._windows.setdefault(held.queue, Window())
+        now = time.monotonic()
+        if done:
+            window.succeeded(done, now)
+        for message, failure in failed:
+            if failure.suspicion:
+                report = failure.report
+                window.failed(message.id, failure.suspicion, f"{report.error_type}: {report.error}", now)
+        for message, release in released:
+            if release.suspicion:
+                window.failed(message.id, release.suspicion, release.why, now)
+        if (failed or released) and (storm := window.storm(now)) is not None:
+            if await self._insist(held, calls.open_breaker(held.queue, storm.cause, storm.over)):
+                telemetry.warning(
+                    "breaker.opened", f"the breaker of queue {held.queue} is open: {storm.cause}", queue=held.queue
+                )
+            window.reset()
+
+    async def _acked(self, held: Held, positions: list[int] | None, count: int) -> None:
+        try:
+            await self._insist(held, calls.ack(held.id, positions))
+        except LeaseLost:
+            await self._one_by_one(held, positions, lambda position: calls.ack(held.id, [position]))
+        self._count("done", count)
+
+    async def _failed(self, held: Held, failed: list[tuple[Message, Failed]]) -> None:
+        reports = [each.report for _, each in failed]
+        try:
+            decisions = await self._insist(held, calls.fail(held.id, reports))
+        except LeaseLost:
+            by_position = {report.position: report for report in reports}
+            await self._one_by_one(
+                held, list(by_position), lambda position: calls.fail(held.id, [by_position[position]])
+            )
+        else:
+            self._tell(held.queue, failed, decisions)
+
+    def _tell(self, queue: str, failed: list[tuple[Message, Failed]], decisions: list[Decision]) -> None:
+        by_position: dict[int, tuple[Message, Failure]] = {
+            each.report.position: (message, each.report) for message, each in failed
+        }
+        for decision in decisions:
+            message, report = by_position[decision.position]
+            dead = decision.verdict == "dead"
+            self._count("dead" if dead else "retried", 1)
+            telemetry.event(
+                "message.dead" if dead else "message.failed",
+                f"{report.error_type}: {report.error[:200]}",
+                queue=queue,
+                message_id=message.id,
+                attempt=message.attempt,
+                retry_at=decision.retry_at,
+            )
+
+    async def _released(self, held: Held, released: list[tuple[Message, Released]]) -> None:
+        alike: dict[Released, list[int]] = {}
+        for message, release in released:
+            alike.setdefault(release, []).append(message.position)
+            telemetry.event("message.released", release.why, queue=held.queue, message_id=message.id)
+        for release, positions in alike.items():
+            call = functools.partial(calls.release, held.id, delay=release.delay)
+            try:
+                await self._insist(held, call(positions))
+            except LeaseLost:
+                await self._one_by_one(held, positions, lambda position, call=call: call([position]))  # type: ignore[misc]
+            else:
+                self._count("released", len(positions))
+
+    async def _one_by_one(self, held: Held, positions: list[int] | None, call: Callable[[int], Call[T]]) -> None:
+        # Perhaps only the answer to an earlier try was lost, and these are settled; that says nothing of the others.
+        refused = held.size if positions is None else 0
+        for position in positions or ():
+            try:
+                await self._insist(held, call(position))
+            except LeaseLost:
+                refused += 1
+        if refused:
+            self._count("refused", refused)
+            telemetry.warning(
+                "settlement.refused",
+                "the lease was lost, or this was settled before; nothing was changed",
+                queue=held.queue,
+                lease_id=held.id,
+                messages=refused,
+            )
+
+    async def _insist(self, held: Held, call: Call[T]) -> T:
+        pause = 0.05
+        while True:
+            try:
+                return await self._link.run(call)
+            except (psycopg.Error, OSError) as error:
+                if held.lost or not passing(error):
+                    raise
+                telemetry.warning("settlement.delayed", f"the database did not take it: {error}", queue=held.queue)
+                await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads load, no secret
+                pause = min(_LONGEST_PAUSE, pause * 2)

@@ -1,0 +1,117 @@
+"""`bartleby work`: run the handlers of an application."""
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from bartleby.errors import NoApp
+from bartleby.surfaces.cli.connecting import client, database
+
+if TYPE_CHECKING:
+    from bartleby.app import Bartleby
+
+_CHILD = "BARTLEBY_WORKER_CHILD"
+
+
+@click.command()
+@click.argument("app", metavar="MODULE:APP")
+@click.option("--queue", "queues", multiple=True, help="Only this queue; may be given several times.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 10_000), help="Messages of a queue at once, where its handler names none."
+)
+@click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="For more cores.")
+@click.option("--until-idle", is_flag=True, help="End when nothing is ready, running, or due within a minute.")
+@click.option(
+    "--grace", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Seconds to finish after SIGTERM."
+)
+@click.option(
+    "--poll",
+    type=click.FloatRange(min=0.01),
+    default=1.0,
+    show_default=True,
+    help="Seconds between looks where nothing can be heard.",
+)
+@click.option("--log", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--quiet", is_flag=True, help="Warnings only.")
+@click.pass_obj
+def work(  # noqa: PLR0917 - click passes them by name
+    dsn: str | None,
+    app: str,
+    queues: tuple[str, ...],
+    concurrency: int | None,
+    processes: int,
+    until_idle: bool,
+    grace: float,
+    poll: float,
+    log: str,
+    quiet: bool,
+) -> None:
+    """Run the handlers of an application: MODULE:APP, such as shop:app.
+
+    SIGTERM, or Ctrl-C, lets the running handlers finish; a second one does not.
+    """
+    from bartleby import telemetry
+
+    telemetry.configure(as_json=log == "json", level=logging.WARNING if quiet else logging.INFO)
+    application = load(app)
+    application.handlers_for(queues or None)
+    with database(dsn or application.settings.dsn) as found:
+        if processes > 1 and _CHILD not in os.environ:
+            from bartleby.supervisor import Supervisor, command_of_this
+
+            environment = {**os.environ, "BARTLEBY_DSN": found, _CHILD: "1"}
+            sys.exit(Supervisor(command_of_this(), environment, processes, grace).run())
+        with client(found):  # fail at once if it cannot be reached
+            pass
+        application.connect_to(found)
+        asyncio.run(_work(application, queues, concurrency, until_idle, grace, poll))
+
+
+async def _work(
+    application: "Bartleby",
+    queues: tuple[str, ...],
+    concurrency: int | None,
+    until_idle: bool,
+    grace: float,
+    poll: float,
+) -> None:
+    from bartleby.worker import Worker
+
+    worker = Worker(
+        application, queues=queues or None, concurrency=concurrency, until_idle=until_idle, grace=grace, poll=poll
+    )
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, worker.stop)
+    await worker.run()
+
+
+def load(path: str) -> "Bartleby":
+    """Return the application that MODULE:APP names."""
+    from bartleby.app import Bartleby
+
+    module_name, _, attribute = path.partition(":")
+    if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - as sys.path spells it
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as sys.path spells it
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise
+        hint = "MODULE:APP, such as shop:app for `app = Bartleby()` in shop.py; run this in the directory of shop.py"
+        raise NoApp(f"there is no module {module_name!r}", hint=hint) from None
+    found = {name: value for name, value in vars(module).items() if isinstance(value, Bartleby)}
+    if not attribute and len(found) == 1:
+        return next(iter(found.values()))
+    value = vars(module).get(attribute)
+    if isinstance(value, Bartleby):
+        return value
+    names = ", ".join(f"{module_name}:{name}" for name in found)
+    problem = f"{module_name} has no application {attribute!r}" if attribute else f"which application in {module_name}?"
+    raise NoApp(problem, hint=f"there is: {names}" if names else f"put `app = Bartleby()` into {module.__file__}")

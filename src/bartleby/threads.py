@@ -1,0 +1,194 @@
+"""A lane for plain `def` handlers: they run in threads, so that one that blocks holds up nobody else.
+
+Threads are woken one at a time, and more of them only when the handlers turn out to block: for handlers that take
+microseconds a second thread only fights the first for the interpreter. A thread cannot be stopped from outside, but an
+exception can be raised in it (as soon as it runs Python code); its result is not wanted in any case.
+"""
+
+import asyncio
+import ctypes
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+
+from bartleby.execute import Executor, Interrupted, Settlement, late
+from bartleby.held import Held
+from bartleby.lanes import CANCELLED, Finished, Lane
+from bartleby.message import Message
+
+_TICK = 0.01
+_QUICK = 0.0005
+
+Items = Sequence[tuple[Held, Message]]
+
+
+class Run:
+    """What one thread is doing."""
+
+    __slots__ = ("began", "interrupted", "items", "lock", "over")
+
+    def __init__(self, items: Items) -> None:
+        self.items = items
+        self.began = time.monotonic()
+        self.lock = threading.Lock()
+        self.over = False
+        self.interrupted = False
+
+    def end(self) -> bool:
+        """Return whether this call was the first to end it: only that one says what became of the messages."""
+        with self.lock:
+            first, self.over = not self.over, True
+            return first
+
+
+class ThreadLane(Lane):
+    """Runs `def` handlers."""
+
+    def __init__(self, executor: Executor, concurrency: int, batch: int, finished: Finished) -> None:
+        super().__init__(executor, concurrency, batch, finished)
+        self._loop = asyncio.get_running_loop()
+        self._changed = threading.Condition()
+        self._threads = 0
+        self._idle = 0
+        self._started = 0
+        self._seen_started = 0
+        self._closing = False
+        self._runs: dict[int, Run] = {}
+        self._outcomes: deque[tuple[Run, Sequence[Settlement], float]] = deque()
+        self._told = False
+        self._ticking: asyncio.TimerHandle | None = None
+
+    def kick(self) -> None:
+        """Wake threads: one for quick handlers, else as many as there are messages for."""
+        if self._paused or not self._buffer:
+            return
+        quick = self._seconds is None or self._seconds < _QUICK
+        self._wake(1 if quick else min(self.concurrency, len(self._buffer)))
+        if self._ticking is None:
+            self._ticking = self._loop.call_later(_TICK, self._tick)
+
+    def cancel(self, held: Held | None) -> None:
+        """Interrupt the threads that run messages of this lease, or all."""
+        for thread, run in list(self._runs.items()):
+            if held is None or any(each is held for each, _ in run.items):
+                self._interrupt(thread, run, [CANCELLED for _ in run.items])
+
+    def unstarted(self) -> list[tuple[Held, Message]]:
+        """Take out and return what has not been started."""
+        with self._changed:
+            return super().unstarted()
+
+    def close(self) -> None:
+        """Let idle threads end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def _wake(self, count: int) -> None:
+        with self._changed:
+            self._changed.notify(count)
+            new = min(count - self._idle, self.concurrency - self._threads)
+            for _ in range(new):
+                self._threads += 1
+                threading.Thread(target=self._live, name=f"bartleby-{self.handler.queue}", daemon=True).start()
+
+    def _tick(self) -> None:
+        self._ticking = None
+        if self.handler.timeout is not None:
+            self._time_out(self.handler.timeout)
+        if self._buffer and not self._paused:
+            if self._started == self._seen_started or self._seconds is None:
+                self._wake(1 + self._threads)
+            self._seen_started = self._started
+        if self._buffer or self._runs:
+            self._ticking = self._loop.call_later(_TICK, self._tick)
+
+    def _live(self) -> None:
+        thread = threading.get_ident()
+        while True:
+            with self._changed:
+                while not self._closing and (self._paused or not self._buffer):
+                    self._idle += 1
+                    self._changed.wait()
+                    self._idle -= 1
+                if self._closing:
+                    self._threads -= 1
+                    return
+                if self._pace is not None and (wait := self._pace.wait()):
+                    items: Items = ()
+                else:
+                    wait, items = 0.0, self._next()
+                    self.running += len(items)
+                    self._started += 1
+            if items:
+                self._run(thread, items)
+            elif wait:
+                time.sleep(wait)
+
+    def _run(self, thread: int, items: Items) -> None:
+        run = self._runs[thread] = Run(items)
+        try:
+            if self.handler.batch is None:
+                settlements = [self.executor.run_here(items[0][1])]
+            else:
+                settlements = self.executor.run_batch_here([message for _, message in items])
+            if run.end():
+                self._tell(run, settlements)
+            for _ in range(20 if run.interrupted else 0):
+                # the exception is on its way and must not reach the next message, unless the handler caught it
+                time.sleep(0.001)
+        except Interrupted:
+            pass
+        finally:
+            del self._runs[thread]
+            if run.interrupted:
+                self._loop.call_soon_threadsafe(self._free, len(items))
+
+    def _tell(self, run: Run, settlements: Sequence[Settlement]) -> None:
+        self._outcomes.append((run, settlements, time.monotonic() - run.began))
+        if not self._told:
+            self._told = True
+            self._loop.call_soon_threadsafe(self._collect)
+
+    def _collect(self) -> None:
+        self._told = False
+        while self._outcomes:
+            run, settlements, seconds = self._outcomes.popleft()
+            self._took(seconds / len(run.items))
+            if not run.interrupted:  # else its thread is still at it
+                self.running -= len(run.items)
+            for (held, message), settlement in zip(run.items, settlements, strict=True):
+                self.finish(held, message, settlement)
+
+    def _free(self, count: int) -> None:
+        self.running -= count
+        if self.room():
+            self.wanted.set()
+
+    def _time_out(self, limit: float) -> None:
+        now = time.monotonic()
+        for thread, run in list(self._runs.items()):
+            if now - run.began > limit:
+                error = TimeoutError(late(limit)).with_traceback(_where(thread))
+                self._interrupt(thread, run, [self.executor.judge(message, error) for _, message in run.items])
+
+    def _interrupt(self, thread: int, run: Run, settlements: Sequence[Settlement]) -> None:
+        with run.lock:
+            if run.over:
+                return
+            run.over = run.interrupted = True
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interrupted))
+        self._tell(run, settlements)
+
+
+def _where(thread: int) -> TracebackType | None:
+    # what the thread is doing now, in the form of a traceback
+    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - there is no other way
+    trace: TracebackType | None = None
+    while frame is not None:
+        trace = TracebackType(trace, frame, frame.f_lasti, frame.f_lineno)
+        frame = frame.f_back
+    return trace
