@@ -99,6 +99,7 @@ class Verbs:
     groups = Verb(operating.groups)
     attempts = Verb(operating.attempts)
     find_message = Verb(operating.find_message)
+    last_message_id = Verb(operating.last_message_id)
     replay = Verb(operating.replay)
     version = Verb(inspection.version)
     drift = Verb(inspection.drift)

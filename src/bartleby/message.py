@@ -138,6 +138,7 @@ class DeadLetter:
     replayed_by: str | None
     replay_reason: str | None
     resolved_at: datetime | None
+    failure_history: list[dict[str, Any]] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,8 @@ class LivingMessage:
     raw: str = field(repr=False)
     created_at: datetime
     run_at: datetime | None
+    worker: str | None
+    leased_until: datetime | None
 
 
 @dataclass(frozen=True, slots=True)

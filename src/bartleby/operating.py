@@ -24,7 +24,7 @@ from bartleby.queues order by name"""
 _DEAD_LETTER: LiteralString = """
 select message_id, queue, status, reason, error_type, error, traceback, attempts, crashes, cycle, key, payload::text,
   worker, created_at, first_failed_at, dead_at, fingerprint, worker_version, generation, headers::text, replayed_at,
-  replayed_by, replay_reason, resolved_at
+  replayed_by, replay_reason, resolved_at, failure_history
 from bartleby.dead_letters"""
 
 _NEWEST: LiteralString = """
@@ -37,7 +37,7 @@ from bartleby.attempts where message_id = %s::bigint order by failed_at, lease_i
 
 _MESSAGE: LiteralString = """
 select message_id, queue, state, position, attempts, crashes, cycle, solo, max_attempts, generation, key, headers::text,
-  payload::text, created_at, run_at
+  payload::text, created_at, run_at, worker, leased_until
 from bartleby.messages where message_id = %s::bigint limit 1"""
 
 _GROUPS: LiteralString = """
@@ -114,6 +114,11 @@ def attempts(message_id: int) -> Call[list[Attempt]]:
 def find_message(message_id: int) -> Call[LivingMessage | None]:
     """Return a message that is neither done nor dead, and where it is."""
     return Call(_MESSAGE, (message_id,), lambda rows: LivingMessage(*rows[0]) if rows else None)
+
+
+def last_message_id() -> Call[int]:
+    """Return the highest id that a message was ever given; 0 if none was."""
+    return Call("select bartleby.last_message_id()", (), lambda rows: int(rows[0][0]))
 
 
 def replay(

@@ -145,7 +145,7 @@ def drain(conn: Connection, queue: str = "q", limit: int = 10000) -> list[Any]:
 
 def snapshot_of_everything(conn: Connection) -> dict[str, list[Any]]:
     """Every row that a settlement could change."""
-    tables = ("lease", "deferred", "attempt", "dead_letter", "log", "queue", "hole", "unique_key")
+    tables = ("lease", "deferred", "attempt", "dead_letter", "log", "queue", "hole", "unique_key", "breaker", "event")
     return {table: column(conn, f"select t::text from bartleby.{table} t order by 1") for table in tables}
 
 

@@ -50,7 +50,7 @@ def policy(conn: Connection, name: str = "q") -> dict[str, Any]:
 
 def leftovers(conn: Connection) -> dict[str, int]:
     """Rows and objects of queues that do not exist."""
-    tables = ("log", "deferred", "dead_letter", "attempt", "unique_key", "hole", "sweep")
+    tables = ("log", "deferred", "dead_letter", "attempt", "unique_key", "hole", "sweep", "breaker", "handled")
     counted = {
         table: value(
             conn,
@@ -59,6 +59,10 @@ def leftovers(conn: Connection) -> dict[str, int]:
         )
         for table in tables
     }
+    counted["event"] = value(
+        conn,
+        "select count(*) from bartleby.event e where not exists (select from bartleby.queue q where q.name = e.queue)",
+    )
     counted["lease"] = value(
         conn,
         "select count(*) from bartleby.lease l where not exists (select from bartleby.queue q"

@@ -216,7 +216,7 @@ class TestVerdict:
             | {
                 "attempt": 1,
                 "verdict": "retry",
-                "rule": "handler",
+                "rule": "handler; attempt 1 of 2",
                 "error_type": "KeyError",
                 "error": "'a'",
                 "traceback": "File …",
@@ -229,7 +229,7 @@ class TestVerdict:
             | {
                 "attempt": 2,
                 "verdict": "dead",
-                "rule": "exhausted",
+                "rule": "attempt 2 of 2",
                 "error_type": "OSError",
                 "error": None,
                 "traceback": None,

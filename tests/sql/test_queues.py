@@ -101,6 +101,12 @@ def test_a_bad_name_is_refused(conn: Connection) -> None:
         "claim(%(queue)s, 'w')",
         "idle(%(queue)s)",
         "channel(%(queue)s)",
+        "lease_length(%(queue)s)",
+        "outlook(%(queue)s)",
+        "open_breaker(%(queue)s, 'cause', '0')",
+        "close_breaker(%(queue)s, 'me', 'because')",
+        "force_breaker(%(queue)s, 'me', 'because')",
+        "mark_handled(%(queue)s, 'c', 'k')",
     ],
 )
 def test_an_unknown_queue_is_named_by_everything_that_takes_one(conn: Connection, call: str) -> None:
@@ -129,6 +135,12 @@ def test_every_function_that_takes_a_queue_is_among_those_above(conn: Connection
         "claim",
         "idle",
         "channel",
+        "lease_length",
+        "outlook",
+        "open_breaker",
+        "close_breaker",
+        "force_breaker",
+        "mark_handled",
     }
 
 

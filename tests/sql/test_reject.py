@@ -124,7 +124,7 @@ class TestReject:
         assert row(conn, "select outcome, verdict, rule, error_type, error, attempt from bartleby.attempts") == {
             "outcome": "rejected",
             "verdict": "dead",
-            "rule": "rejected",
+            "rule": "rejected as unacceptable",
             "error_type": "unacceptable",
             "error": "why",
             "attempt": 1,

@@ -24,7 +24,7 @@ from tests.sql.support import (
     value,
 )
 
-PRODUCER = {"send", "send_many", "version"}
+PRODUCER = {"mark_handled", "send", "send_many", "version"}
 WORKER = PRODUCER | {
     "ack",
     "channel",
@@ -32,21 +32,37 @@ WORKER = PRODUCER | {
     "clock",
     "extend",
     "fail",
+    "handled_keys",
     "idle",
+    "lease_length",
+    "leave_duty",
+    "open_breaker",
+    "outlook",
+    "prune",
     "reap",
     "reject",
     "release",
+    "take_duty",
     "turn",
 }
-READER = {"drift", "queue_stats", "segments", "unsettled", "version"}
-MANAGEMENT = {"configure_queue", "create_queue", "drop_queue", "pause_queue", "replay", "resume_queue"}
+READER = {"drift", "last_message_id", "queue_stats", "segments", "unsettled", "version"}
+MANAGEMENT = {
+    "close_breaker",
+    "configure_queue",
+    "create_queue",
+    "drop_queue",
+    "force_breaker",
+    "pause_queue",
+    "replay",
+    "resume_queue",
+}
 FUNCTIONS = {
     "bartleby_producer": PRODUCER,
     "bartleby_worker": WORKER,
     "bartleby_reader": READER,
     "bartleby_operator": WORKER | READER | MANAGEMENT,
 }
-VIEWS = {"attempts", "dead_letters", "messages", "queues"}
+VIEWS = {"attempts", "dead_letters", "events", "groups", "messages", "queues"}
 RELATIONS = {
     "bartleby_producer": set[str](),
     "bartleby_worker": set[str](),
@@ -77,6 +93,16 @@ DEEDS: dict[str, Deed] = {
     "work": work,
     "reap": reap,
     "turn": lambda conn: value(conn, "select bartleby.turn()"),
+    "prune": lambda conn: rows(conn, "select * from bartleby.prune()"),
+    "take a duty": lambda conn: value(conn, "select bartleby.take_duty('upkeep', 'me', '1 minute')"),
+    "leave a duty": lambda conn: conn.execute("select bartleby.leave_duty('upkeep', 'me')"),
+    "ask how long a lease is": lambda conn: value(conn, "select bartleby.lease_length('q')"),
+    "ask for the outlook": lambda conn: rows(conn, "select * from bartleby.outlook('q')"),
+    "mark as handled": lambda conn: value(conn, "select bartleby.mark_handled('q', 'c', 'id:1')"),
+    "ask what is handled": lambda conn: column(conn, "select bartleby.handled_keys('c', '{id:1}')"),
+    "open the breaker": lambda conn: value(conn, "select bartleby.open_breaker('q', 'storm', '0')"),
+    "force the breaker": lambda conn: value(conn, "select bartleby.force_breaker('q', 'me', 'because')"),
+    "close the breaker": lambda conn: value(conn, "select bartleby.close_breaker('q', 'me', 'because')"),
     "create a queue": lambda conn: create(conn, "other"),
     "change a policy": lambda conn: create(conn, "q", max_attempts=3),
     "pause": lambda conn: conn.execute("select bartleby.pause_queue('q')"),
@@ -85,7 +111,10 @@ DEEDS: dict[str, Deed] = {
     "look at queues": lambda conn: rows(conn, "select * from bartleby.queues"),
     "look at messages": lambda conn: rows(conn, "select * from bartleby.messages"),
     "look at dead letters": lambda conn: rows(conn, "select * from bartleby.dead_letters"),
+    "look at groups": lambda conn: rows(conn, "select * from bartleby.groups"),
+    "look at events": lambda conn: rows(conn, "select * from bartleby.events"),
     "look at attempts": lambda conn: rows(conn, "select * from bartleby.attempts"),
+    "look at the last id": lambda conn: value(conn, "select bartleby.last_message_id()"),
     "ask for drift": lambda conn: rows(conn, "select * from bartleby.drift()"),
     "ask for the version": lambda conn: value(conn, "select bartleby.version()"),
     "read the log": lambda conn: rows(conn, "select * from bartleby.log"),
@@ -93,6 +122,11 @@ DEEDS: dict[str, Deed] = {
     "read letters directly": lambda conn: rows(conn, "select * from bartleby.dead_letter"),
     "write letters directly": lambda conn: conn.execute("update bartleby.dead_letter set status = 'dead'"),
     "write a policy directly": lambda conn: conn.execute("update bartleby.queue set paused = true"),
+    "forge an event": lambda conn: conn.execute("select bartleby.emit('t', 'q', '{}')"),
+    "write events directly": lambda conn: conn.execute("delete from bartleby.event"),
+    "forget directly what is handled": lambda conn: conn.execute("delete from bartleby.handled"),
+    "close the breaker directly": lambda conn: conn.execute("update bartleby.breaker set next_probe_at = null"),
+    "take a duty away": lambda conn: conn.execute("delete from bartleby.duty"),
     "forge a dead letter": lambda conn: conn.execute("select bartleby.decide(l, 'failed', '[]') from bartleby.lease l"),
     "draw a position": lambda conn: conn.execute("select nextval('bartleby.positions_1')"),
     "say that workers sleep": lambda conn: conn.execute("select setval('bartleby.idle_1', 1)"),
@@ -101,10 +135,15 @@ DEEDS: dict[str, Deed] = {
         "create or replace function bartleby.version() returns text language sql as $$ select 'mine' $$"
     ),
 }
-SEND = {"send", "send many", "ask for the version"}
-WORK = SEND | {"claim", "work", "reap", "turn"}
+SEND = {"send", "send many", "mark as handled", "ask for the version"}
+WORK = SEND | {
+    "claim", "work", "reap", "turn", "prune", "take a duty", "leave a duty", "ask how long a lease is",
+    "ask for the outlook", "ask what is handled", "open the breaker",
+}  # fmt: skip
 LOOK = {deed for deed in DEEDS if deed.startswith("look at")} | {"ask for drift", "ask for the version"}
-MANAGE = {"create a queue", "change a policy", "pause", "drop a queue", "replay"}
+MANAGE = {
+    "create a queue", "change a policy", "pause", "drop a queue", "replay", "force the breaker", "close the breaker",
+}  # fmt: skip
 MAY = {
     "bartleby_producer": SEND,
     "bartleby_worker": WORK,
@@ -243,7 +282,8 @@ def attacker(connect: Connect) -> Iterator[Connection]:
 
 
 def test_temporary_tables_with_our_names_change_nothing(attacker: Connection) -> None:
-    for table in ("queue", "log", "lease", "deferred", "dead_letter", "attempt", "segment", "unique_key", "sweep"):
+    for table in ("queue", "log", "lease", "deferred", "dead_letter", "attempt", "segment", "unique_key", "sweep",
+        "breaker", "handled", "duty", "event"):  # fmt: skip
         attacker.execute(f"create temp table {table} as select 1 as id, 'q'::text as name".encode())
     everything_works(attacker)
 
@@ -298,5 +338,17 @@ def everything_works(conn: Connection) -> None:
     assert rows(conn, "select ready, leased from bartleby.queues") == [{"ready": 3, "leased": 0}]
     assert reap(conn) == []
     assert value(conn, "select bartleby.turn()") == "nothing to do"
+    assert value(conn, "select bartleby.mark_handled('q', 'c', 'id:1')")
+    assert column(conn, "select bartleby.handled_keys('c', '{id:1,id:2}')") == ["id:1"]
+    assert value(conn, "select bartleby.take_duty('upkeep', 'me', '1 minute')")
+    assert not value(conn, "select bartleby.take_duty('upkeep', 'you', '1 minute')")
+    assert column(conn, "select rows from bartleby.prune()") == [0, 0]
+    assert value(conn, "select bartleby.open_breaker('q', 'storm', '0')")
+    assert claim(conn).messages == []
+    assert value(conn, "select bartleby.close_breaker('q', 'me', 'enough')")
+    assert column(conn, "select type from bartleby.events order by id") == [
+        "io.bartleby.breaker.opened",
+        "io.bartleby.breaker.closed",
+    ]
     create(conn, "other", dead_letter_to="q")
     conn.execute("select bartleby.drop_queue('other')")

@@ -24,9 +24,9 @@ NAMES = {
 VERBS = {
     "ack", "attempts", "channel", "claim", "close_breaker", "configure_queue", "create_queue", "dead_letter",
     "dead_letters", "drift", "drop_queue", "extend", "facts", "fail", "find_message", "force_breaker", "groups",
-    "handled_keys", "idle", "lease_length", "leave_duty", "mark_handled", "oldest_xmin_holder", "open_breaker",
-    "outlook", "pause_queue", "prune", "queues", "reap", "reject", "release", "replay", "resume_queue", "segments",
-    "send", "send_many", "take_duty", "turn", "version",
+    "handled_keys", "idle", "last_message_id", "lease_length", "leave_duty", "mark_handled", "oldest_xmin_holder",
+    "open_breaker", "outlook", "pause_queue", "prune", "queues", "reap", "reject", "release", "replay", "resume_queue",
+    "segments", "send", "send_many", "take_duty", "turn", "version",
 }  # fmt: skip
 CALLS = {
     name: function

@@ -140,17 +140,17 @@ $$;
 comment on function bartleby.stragglers(smallint, bigint) is 'unsettled messages in a segment';
 
 create or replace function bartleby.unsettled(p_queue integer)
-returns table (first bigint, last bigint, leased boolean)
+returns table (first bigint, last bigint, leased boolean, lease_id bigint)
 language sql stable security definer rows 10 set search_path = pg_catalog, bartleby, pg_temp
 as $$
   with reader as materialized (select (bartleby.reader(p_queue)).*)
-  select r.upper + 1, 9223372036854775807, false from reader r
+  select r.upper + 1, 9223372036854775807, false, null::bigint from reader r
   union all
-  select lower(h), upper(h) - 1, false from reader r, unnest(coalesce(r.holes, '{}') + coalesce(r.young, '{}')) h
+  select lower(h), upper(h) - 1, false, null from reader r, unnest(coalesce(r.holes, '{}') + coalesce(r.young, '{}')) h
   union all
-  select lower(p), upper(p) - 1, false from bartleby.hole h, unnest(h.holes) p where h.queue = p_queue
+  select lower(p), upper(p) - 1, false, null from bartleby.hole h, unnest(h.holes) p where h.queue = p_queue
   union all
-  select lower(p), upper(p) - 1, true from bartleby.open_leases(p_queue) l, unnest(l.pending) p
+  select lower(p), upper(p) - 1, true, l.id from bartleby.open_leases(p_queue) l, unnest(l.pending) p
 $$;
 comment on function bartleby.unsettled(integer) is 'where in the log messages of a queue may lie that are not yet settled';
 

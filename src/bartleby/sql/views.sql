@@ -40,12 +40,13 @@ create or replace view bartleby.messages as
 select m.id as message_id, q.name as queue, case when u.leased then 'leased' else 'ready' end as state,
   m.position, coalesce(m.attempts, 0) as attempts, coalesce(m.crashes, 0) as crashes, coalesce(m.cycle, 1) as cycle,
   coalesce(m.solo, false) as solo, m.max_attempts, m.generation, m.key, m.headers, m.payload, m.created_at,
-  null::timestamptz as run_at
-from bartleby.queue q, bartleby.unsettled(q.id) u, bartleby.log m
-where m.queue = q.id and m.position >= u.first and m.position <= u.last
+  null::timestamptz as run_at, l.worker, l.until as leased_until
+from bartleby.queue q cross join lateral bartleby.unsettled(q.id) u
+join bartleby.log m on m.queue = q.id and m.position >= u.first and m.position <= u.last
+left join bartleby.lease l on l.id = u.lease_id
 union all
 select d.id, q.name, 'deferred', null, coalesce(d.attempts, 0), coalesce(d.crashes, 0), coalesce(d.cycle, 1),
-  coalesce(d.solo, false), d.max_attempts, d.generation, d.key, d.headers, d.payload, d.created_at, d.run_at
+  coalesce(d.solo, false), d.max_attempts, d.generation, d.key, d.headers, d.payload, d.created_at, d.run_at, null, null
 from bartleby.deferred d join bartleby.queue q on q.id = d.queue;
 comment on view bartleby.messages is 'every living message and where it is: ready, leased or deferred';
 
@@ -75,3 +76,9 @@ comment on view bartleby.groups is 'dead letters by what they died of, with the 
 create or replace view bartleby.events as
 select e.id, e.type, e.queue, e.data, e.created_at from bartleby.event e;
 comment on view bartleby.events is 'what happened to queues';
+
+create or replace function bartleby.last_message_id() returns bigint
+language sql volatile security definer set search_path = pg_catalog, bartleby, pg_temp
+as $$ select coalesce(pg_sequence_last_value('bartleby.message_id'), 0) $$;
+comment on function bartleby.last_message_id() is
+  'no message has a higher id; one that has a lower or this one, and is nowhere, is done, or its sender rolled back';
