@@ -1,16 +1,20 @@
 """A message queue on PostgreSQL that takes failure seriously."""
 
+from bartleby.app import Bartleby
 from bartleby.client import AsyncClient, Client
 from bartleby.errors import (
     BartlebyError,
     InvalidArgument,
+    InvalidHandler,
     InvalidMessage,
     InvalidPayload,
     InvalidPolicy,
     InvalidQueueName,
     InvalidSettings,
     LeaseLost,
+    NoApp,
     NoConnection,
+    NoHandler,
     NotInstalled,
     PayloadTooLarge,
     QueueInUse,
@@ -33,18 +37,24 @@ from bartleby.message import (
     Queue,
     Reaped,
 )
+from bartleby.outcomes import AlreadyHandled, Done, Outcome, Retry, Snooze, Terminal
+from bartleby.policy import RetryPolicy
 from bartleby.version import __version__
 
 __all__ = [
+    "AlreadyHandled",
     "AsyncClient",
     "Attempt",
+    "Bartleby",
     "BartlebyError",
     "Client",
     "DeadLetter",
     "Decision",
+    "Done",
     "Failure",
     "Group",
     "InvalidArgument",
+    "InvalidHandler",
     "InvalidMessage",
     "InvalidPayload",
     "InvalidPolicy",
@@ -54,14 +64,21 @@ __all__ = [
     "LeaseLost",
     "LivingMessage",
     "Message",
+    "NoApp",
     "NoConnection",
+    "NoHandler",
     "NotInstalled",
+    "Outcome",
     "Outlook",
     "PayloadTooLarge",
     "Pruned",
     "Queue",
     "QueueInUse",
     "Reaped",
+    "Retry",
+    "RetryPolicy",
+    "Snooze",
+    "Terminal",
     "UndecodablePayload",
     "UnknownQueue",
     "VersionMismatch",

@@ -14,19 +14,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, TypeVar
+from hashlib import sha256
+from typing import Any, TypeVar, Unpack
 
 from bartleby import calls, transactions
+from bartleby.calls import SendOptions
 from bartleby.client import AsyncClient, Client
 from bartleby.config import Settings
 from bartleby.errors import InvalidHandler, NoHandler
 from bartleby.failure import Recorder
 from bartleby.handlers import Handler, handler
+from bartleby.libraries import Foreign
 from bartleby.message import Message, MessageId
 from bartleby.outcomes import AlreadyHandled
 from bartleby.policy import RetryPolicy
+from bartleby.transactions import Transaction, stamped
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_LONGEST_KEY = 500
 
 
 class Bartleby:
@@ -51,13 +57,17 @@ class Bartleby:
             self._given = self._given.with_values({"dsn": dsn}, "Bartleby()")
         self.version = version
         self.generation = generation
-        self.recorder = Recorder(redact)
+        self._redact = redact
         self.handlers: dict[str, Handler] = {}
 
     @cached_property
     def settings(self) -> Settings:
         """Where the database is: as given, else from the environment or bartleby.toml. Set it to say otherwise."""
         return self._given if self._given.dsn else Settings.load()
+
+    def recorder(self) -> Recorder:
+        """Return what makes evidence of exceptions; the packages of the handlers count as the application."""
+        return Recorder(self._redact, [each.function.__module__.partition(".")[0] for each in self.handlers.values()])
 
     @cached_property
     def client(self) -> Client:
@@ -130,72 +140,63 @@ class Bartleby:
         queue: str,
         payload: object,
         *,
-        connection: Any = None,  # noqa: ANN401 - of psycopg, SQLAlchemy, Django …
-        headers: Mapping[str, Any] | None = None,
-        key: str | None = None,
-        delay: float | timedelta | None = None,
-        max_attempts: int | None = None,
-        generation: int | None = None,
-        unique_for: float | timedelta | None = None,
+        connection: Foreign | None = None,
+        **options: Unpack[SendOptions],
     ) -> MessageId:
-        """Send one message; return its id. With `connection`, in its transaction: commit makes it visible."""
-        call = calls.send(
-            queue,
-            payload,
-            headers=headers,
-            key=key,
-            delay=delay,
-            max_attempts=max_attempts,
-            generation=self.generation if generation is None else generation,
-            unique_for=unique_for,
-        )
-        return self.client.run(call) if connection is None else transactions.run(connection, call)
+        """Send one message; return its id. The options are those of Client.send.
+
+        With `connection`, in its transaction: commit makes the message visible, rollback makes it never have been.
+        It may be of psycopg, psycopg2, SQLAlchemy or Django.
+        """
+        if connection is not None:
+            return self.using(connection).send(queue, payload, **options)
+        return self.client.run(calls.send(queue, payload, **self._stamped(options)))
 
     async def asend(
         self,
         queue: str,
         payload: object,
         *,
-        connection: Any = None,  # noqa: ANN401 - of psycopg, SQLAlchemy, asyncpg …
-        headers: Mapping[str, Any] | None = None,
-        key: str | None = None,
-        delay: float | timedelta | None = None,
-        max_attempts: int | None = None,
-        generation: int | None = None,
-        unique_for: float | timedelta | None = None,
+        connection: Foreign | None = None,
+        **options: Unpack[SendOptions],
     ) -> MessageId:
-        """Send one message; return its id. With `connection`, in its transaction: commit makes it visible."""
-        call = calls.send(
-            queue,
-            payload,
-            headers=headers,
-            key=key,
-            delay=delay,
-            max_attempts=max_attempts,
-            generation=self.generation if generation is None else generation,
-            unique_for=unique_for,
-        )
-        return await (self.async_client.run(call) if connection is None else transactions.arun(connection, call))
+        """Do the same, awaited; a connection may be of psycopg, asyncpg or SQLAlchemy."""
+        if connection is not None:
+            return await self.using(connection).asend(queue, payload, **options)
+        return await self.async_client.run(calls.send(queue, payload, **self._stamped(options)))
 
-    def using(self, connection: Any) -> transactions.Transaction:  # noqa: ANN401 - of any library
+    def send_many(self, queue: str, messages: Iterable[Mapping[str, Any]]) -> list[MessageId]:
+        """Send many messages at once, each a dictionary with `payload` and options; return their ids in order."""
+        return self.client.run(calls.send_many(queue, stamped(messages, self.generation)))
+
+    async def asend_many(self, queue: str, messages: Iterable[Mapping[str, Any]]) -> list[MessageId]:
+        """Do the same, awaited."""
+        return await self.async_client.run(calls.send_many(queue, stamped(messages, self.generation)))
+
+    def using(self, connection: Foreign) -> Transaction:
         """Return something that sends in the transaction of this connection."""
-        return transactions.Transaction(connection, self.generation)
+        return Transaction(connection, self.generation)
 
-    def mark_handled(self, message: Message, connection: Any, *, by: str = "id") -> None:  # noqa: ANN401 - of any library
+    def mark_handled(self, message: Message, connection: Foreign, *, by: str = "id") -> None:
         """Write that this message is handled, in your transaction, before its effect; AlreadyHandled if it was.
 
         Let that exception pass: the message is then acked without a second effect. `by="key"` remembers the message's
         key instead of its id, for senders that may send the same thing twice.
         """
         call = calls.mark_handled(message.queue, message.queue, once_key(message, by))
-        if not transactions.run(connection, call):
+        if not transactions.run(connection, call, atomic=True):
             raise AlreadyHandled(f"message {message.id} was handled before")
 
-    async def amark_handled(self, message: Message, connection: Any, *, by: str = "id") -> None:  # noqa: ANN401 - of any library
+    async def amark_handled(self, message: Message, connection: Foreign, *, by: str = "id") -> None:
         """Do the same on an asynchronous connection."""
         call = calls.mark_handled(message.queue, message.queue, once_key(message, by))
-        if not await transactions.arun(connection, call):
+        if not await transactions.arun(connection, call, atomic=True):
             raise AlreadyHandled(f"message {message.id} was handled before")
+
+    def _stamped(self, options: SendOptions) -> SendOptions:
+        if self.generation is not None and options.get("generation") is None:
+            options["generation"] = self.generation
+        return options
 
     def connect_to(self, dsn: str) -> None:
         """Use this database instead; what a worker was started with goes before what the application says."""
@@ -205,5 +206,7 @@ class Bartleby:
 def once_key(message: Message, by: str) -> str:
     """Return under which key a message is remembered as handled."""
     if by == "key" and message.key is not None:
-        return f"key:{message.key}"
+        # a long one by its digest: an index takes no entry of any size
+        short = message.key if len(message.key) <= _LONGEST_KEY else sha256(message.key.encode()).hexdigest()
+        return f"key:{short}"
     return f"id:{message.id}"

@@ -12,7 +12,7 @@ make the whole of that asynchronous.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, Generic, LiteralString, TypeVar
+from typing import Any, Generic, LiteralString, TypedDict, TypeVar
 
 from bartleby.message import (
     Decision,
@@ -50,6 +50,17 @@ class Call(Generic[T]):
     parameters: tuple[object, ...]
     parse: Callable[[Sequence[Row]], T]
     relaxed: LiteralString | None = None
+
+
+class SendOptions(TypedDict, total=False):
+    """What may be said of a message beside its payload."""
+
+    headers: Mapping[str, Any] | None
+    key: str | None
+    delay: Duration | None
+    max_attempts: int | None
+    generation: int | None
+    unique_for: Duration | None
 
 
 def send(

@@ -7,12 +7,13 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import CoroutineType
+from typing import Any, cast
 
 from bartleby.errors import InvalidHandler, InvalidPayload, UndecodablePayload
 from bartleby.failure import Recorder
 from bartleby.handlers import Handler
-from bartleby.message import Failure, Message
+from bartleby.message import Failure, Message, MessageId
 from bartleby.outcomes import AlreadyHandled, Done, Outcome
 from bartleby.policy import classify
 
@@ -78,27 +79,28 @@ class Executor:
         """Await the handler of several messages."""
         settlements, fit = self._fitting(messages)
         try:
-            answer = await self._awaited(self._function([arguments for _, arguments in fit])) if fit else None
+            outcomes = _mentioned(fit, await self._awaited(self._function(list(fit.values()))) if fit else None)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is evidence
-            answer = {message.id: error for message, _ in fit}
-        return self._batch(messages, settlements, fit, answer)
+            outcomes = dict.fromkeys(fit, error)
+        return self._batch(messages, settlements, outcomes)
 
     def run_batch_here(self, messages: Sequence[Message]) -> list[Settlement]:
         """Call the handler of several messages in this thread."""
         settlements, fit = self._fitting(messages)
         try:
-            answer = self._function([arguments for _, arguments in fit]) if fit else None
+            outcomes = _mentioned(fit, self._function(list(fit.values())) if fit else None)
         except Interrupted:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is evidence
-            answer = {message.id: error for message, _ in fit}
-        return self._batch(messages, settlements, fit, answer)
+            outcomes = dict.fromkeys(fit, error)
+        return self._batch(messages, settlements, outcomes)
 
     def judge(self, message: Message, error: BaseException) -> Settlement:
         """Return what an exception means for its message."""
-        if isinstance(error, AlreadyHandled):
+        kind = type(error)  # not isinstance(): it asks the exception for its class, and a hostile one lies or raises
+        if issubclass(kind, AlreadyHandled):
             return None
         handler = self.handler
         ruling = classify(error, handler.terminal)
@@ -109,7 +111,7 @@ class Executor:
                 delay = random.uniform(1, 5)  # noqa: S311 - spreads load, no secret
             return Released(delay, ruling.rule, ruling.suspicion)
         evidence = self._recorder.evidence(message.queue, error)
-        unacceptable = isinstance(error, InvalidPayload | UndecodablePayload)
+        unacceptable = issubclass(kind, InvalidPayload | UndecodablePayload)
         report = Failure(
             message.position,
             evidence.error_type,
@@ -140,22 +142,29 @@ class Executor:
             raise
 
     def _returned(self, message: Message, answer: object) -> Settlement:
-        if isinstance(answer, BaseException):
-            return self.judge(message, answer)
-        if isinstance(answer, type) and issubclass(answer, Outcome):
-            return self.judge(message, answer())
-        if asyncio.iscoroutine(answer):
-            answer.close()
+        kind = type(answer)
+        if issubclass(kind, BaseException):
+            return self.judge(message, cast("BaseException", answer))
+        if kind is type and issubclass(cast("type", answer), Outcome):
+            return self._instance(message, cast("type[Outcome]", answer))
+        if kind is CoroutineType:
+            cast("CoroutineType[Any, Any, Any]", answer).close()
             hint = f"{self.handler.name} is a plain function that returned a coroutine: declare it with async def"
             return self.judge(message, InvalidHandler(hint))
         return None
 
-    def _fitting(self, messages: Sequence[Message]) -> tuple[dict[int, Settlement], list[tuple[Message, Any]]]:
-        refused: dict[int, Settlement] = {}
-        fit: list[tuple[Message, Any]] = []
+    def _instance(self, message: Message, outcome: type[Outcome]) -> Settlement:
+        try:
+            return self.judge(message, outcome())
+        except TypeError as error:  # Snooze without its delay
+            return self.judge(message, error)
+
+    def _fitting(self, messages: Sequence[Message]) -> tuple[dict[MessageId, Settlement], dict[MessageId, Any]]:
+        refused: dict[MessageId, Settlement] = {}
+        fit: dict[MessageId, Any] = {}
         for message in messages:
             try:
-                fit.append((message, self.handler.arguments(message)[0]))
+                fit[message.id] = self.handler.arguments(message)[0]
             except Exception as error:  # noqa: BLE001 - a payload that does not fit spoils no other
                 refused[message.id] = self.judge(message, error)
         return refused, fit
@@ -163,26 +172,24 @@ class Executor:
     def _batch(
         self,
         messages: Sequence[Message],
-        settlements: dict[int, Settlement],
-        fit: list[tuple[Message, Any]],
-        answer: object,
+        settlements: dict[MessageId, Settlement],
+        outcomes: Mapping[MessageId, object],
     ) -> list[Settlement]:
-        outcomes = _mentioned([message for message, _ in fit], answer)
-        shared: dict[int, Settlement] = {}
-        for message, _ in fit:
+        judged: dict[int, Settlement] = {}
+        for message in messages:
+            if message.id in settlements:
+                continue
             outcome = outcomes.get(message.id, _FORGOTTEN)
-            if outcome is None or outcome is Done or isinstance(outcome, Done):
-                settlements[message.id] = None
-            elif outcome is _FORGOTTEN or not isinstance(outcome, BaseException | type):
-                settlements[message.id] = self.judge(message, _no_outcome(self.handler, outcome))
-            else:
+            settlement: Settlement = None
+            if outcome is not None and outcome is not Done and not isinstance(outcome, Done):
+                if outcome is _FORGOTTEN or not isinstance(outcome, BaseException | type):
+                    outcome = _no_outcome(self.handler, outcome)
                 # one exception of a whole batch is looked at once
-                known = shared.get(id(outcome))
-                if not isinstance(known, Failed):
-                    known = shared[id(outcome)] = self._returned(message, outcome)
-                if isinstance(known, Failed):
-                    known = replace(known, report=replace(known.report, position=message.position))
-                settlements[message.id] = known
+                settlement = judged.get(id(outcome)) or self._returned(message, outcome)
+                judged[id(outcome)] = settlement
+                if isinstance(settlement, Failed):
+                    settlement = replace(settlement, report=replace(settlement.report, position=message.position))
+            settlements[message.id] = settlement
         return [settlements[message.id] for message in messages]
 
 
@@ -198,12 +205,12 @@ def late(limit: float) -> str:
 _FORGOTTEN = object()
 
 
-def _mentioned(messages: Sequence[Message], answer: object) -> dict[int, object]:
+def _mentioned(ids: Iterable[MessageId], answer: object) -> dict[MessageId, object]:
     # by message id, or one outcome for each message in their order
     if isinstance(answer, Mapping):
         return {key.id if isinstance(key, Message) else key: outcome for key, outcome in answer.items()}
     if isinstance(answer, Iterable) and not isinstance(answer, str | bytes):
-        return {message.id: outcome for message, outcome in zip(messages, answer, strict=False)}
+        return dict(zip(ids, answer, strict=False))
     return {}
 
 

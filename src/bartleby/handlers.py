@@ -107,7 +107,10 @@ def _parameters(function: Callable[..., Any], name: str, *, in_batch: bool) -> t
         if len(required) > 1:
             raise InvalidHandler(f"{name}: the first of two parameters is the payload: annotate it with its type")
         return None, False
-    return converter(first), len(required) > 1
+    try:
+        return converter(first), len(required) > 1
+    except TypeError as error:
+        raise InvalidHandler(f"{name}: no payload can be {first!r}: {error}") from None
 
 
 def _check_number(name: str, what: str, value: object) -> None:

@@ -117,10 +117,11 @@ class Worker:
             lane.wanted.set()
 
     async def _prepare(self) -> None:
+        recorder = self.app.recorder()
         for handler in self._handlers:
             await self._terms.prepare(handler.queue)
             limit = self._concurrency if handler.concurrency is None else handler.concurrency
-            executor = Executor(handler, self.app.recorder, self.app.version)
+            executor = Executor(handler, recorder, self.app.version)
             kind = CoroutineLane if handler.awaited else ThreadLane
             usual = _COROUTINES if handler.awaited else _THREADS
             self._lanes[handler.queue] = kind(executor, limit or usual, self._claim_limit, self._finished)

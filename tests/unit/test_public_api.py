@@ -15,11 +15,11 @@ from bartleby.client import AsyncRunner, Runner, Verb, Verbs
 from bartleby.message import MessageId
 
 NAMES = {
-    "AsyncClient", "Attempt", "BartlebyError", "Client", "DeadLetter", "Decision", "Failure", "Group",
-    "InvalidArgument", "InvalidMessage", "InvalidPayload", "InvalidPolicy", "InvalidQueueName", "InvalidSettings",
-    "Lease", "LeaseLost", "LivingMessage", "Message", "NoConnection", "NotInstalled", "Outlook", "PayloadTooLarge",
-    "Pruned", "Queue", "QueueInUse", "Reaped", "UndecodablePayload", "UnknownQueue", "VersionMismatch",
-    "WrongIsolation", "__version__",
+    "AlreadyHandled", "AsyncClient", "Attempt", "Bartleby", "BartlebyError", "Client", "DeadLetter", "Decision", "Done",
+    "Failure", "Group", "InvalidArgument", "InvalidHandler", "InvalidMessage", "InvalidPayload", "InvalidPolicy", "InvalidQueueName", "InvalidSettings",
+    "Lease", "LeaseLost", "LivingMessage", "Message", "NoApp", "NoConnection", "NoHandler", "NotInstalled", "Outcome",
+    "Outlook", "PayloadTooLarge", "Pruned", "Queue", "QueueInUse", "Reaped", "Retry", "RetryPolicy", "Snooze", "Terminal",
+    "UndecodablePayload", "UnknownQueue", "VersionMismatch", "WrongIsolation", "__version__",
 }  # fmt: skip
 VERBS = {
     "ack", "attempts", "channel", "claim", "close_breaker", "configure_queue", "create_queue", "dead_letter",

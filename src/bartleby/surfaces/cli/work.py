@@ -15,6 +15,7 @@ from bartleby.surfaces.cli.connecting import client, database
 
 if TYPE_CHECKING:
     from bartleby.app import Bartleby
+    from bartleby.worker import Worker
 
 _CHILD = "BARTLEBY_WORKER_CHILD"
 
@@ -57,6 +58,7 @@ def work(  # noqa: PLR0917 - click passes them by name
     SIGTERM, or Ctrl-C, lets the running handlers finish; a second one does not.
     """
     from bartleby import telemetry
+    from bartleby.worker import Worker
 
     telemetry.configure(as_json=log == "json", level=logging.WARNING if quiet else logging.INFO)
     application = load(app)
@@ -70,22 +72,13 @@ def work(  # noqa: PLR0917 - click passes them by name
         with client(found):  # fail at once if it cannot be reached
             pass
         application.connect_to(found)
-        asyncio.run(_work(application, queues, concurrency, until_idle, grace, poll))
+        worker = Worker(
+            application, queues=queues or None, concurrency=concurrency, until_idle=until_idle, grace=grace, poll=poll
+        )
+        asyncio.run(_work(worker))
 
 
-async def _work(
-    application: "Bartleby",
-    queues: tuple[str, ...],
-    concurrency: int | None,
-    until_idle: bool,
-    grace: float,
-    poll: float,
-) -> None:
-    from bartleby.worker import Worker
-
-    worker = Worker(
-        application, queues=queues or None, concurrency=concurrency, until_idle=until_idle, grace=grace, poll=poll
-    )
+async def _work(worker: "Worker") -> None:
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, worker.stop)
