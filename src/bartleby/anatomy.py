@@ -7,7 +7,8 @@ nothing here asks the exception itself. What C keeps of it is read through the d
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+
+from bartleby.message import storable
 
 _MODULE = type.__dict__["__module__"].__get__
 _QUALNAME = type.__dict__["__qualname__"].__get__
@@ -17,11 +18,10 @@ _CONTEXT = BaseException.__dict__["__context__"].__get__
 _SUPPRESS = BaseException.__dict__["__suppress_context__"].__get__
 _TRACEBACK = BaseException.__dict__["__traceback__"].__get__
 _OWN_DICT = BaseException.__dict__["__dict__"].__get__
-_GROUP_MESSAGE = BaseExceptionGroup.__dict__["message"].__get__
 _MEMBERS = BaseExceptionGroup.__dict__["exceptions"].__get__
 
 _LONGEST_NAME = 200
-_LONGEST_WALK = 1000
+_LONGEST_WALK = 20_000
 _MOST_NOTES = 20
 _MOST_KINDS = 2000
 
@@ -77,14 +77,14 @@ def before(error: BaseException) -> tuple[BaseException | None, bool]:
     return context, False
 
 
-def chain(error: BaseException) -> list[BaseException]:
+def chain(error: BaseException, most: int = _LONGEST_WALK) -> list[BaseException]:
     """Return an exception and those behind it, the root last; a circle ends where it would begin again."""
     found = [error]
     following, _ = before(error)
     if following is None:
         return found
     seen = {id(error)}
-    while following is not None and id(following) not in seen and len(found) < _LONGEST_WALK:
+    while following is not None and id(following) not in seen and len(found) < most:
         found.append(following)
         seen.add(id(following))
         following, _ = before(following)
@@ -96,14 +96,8 @@ def is_group(error: BaseException) -> bool:
     return issubclass(type(error), BaseExceptionGroup)
 
 
-def group_message(error: BaseException) -> str:
-    """Return the text of a group without the number of its members."""
-    message: Any = _GROUP_MESSAGE(error)
-    return str.__str__(message) if isinstance(message, str) else ""
-
-
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the members of a group that are no groups themselves, from first to last; of the first thousand found."""
+    """Yield the members of a group that are no groups themselves, from first to last, as far as a walk goes."""
     waiting = [error]
     visited = 0
     while waiting and visited < _LONGEST_WALK:
@@ -125,9 +119,10 @@ def _kind(kind: type) -> tuple[type, str, frozenset[str]]:
 
 
 def _full_name(kind: type) -> str:
-    module: Any = _MODULE(kind)
-    name = str.__str__(_QUALNAME(kind))[:_LONGEST_NAME]
-    if not isinstance(module, str):
-        return name
-    module = str.__str__(module)[:_LONGEST_NAME]
-    return name if module in {"builtins", "__main__"} else f"{module}.{name}"
+    module, name = _MODULE(kind), _one_line(_QUALNAME(kind))
+    home = _one_line(module) if isinstance(module, str) else ""
+    return name if home in {"", "builtins", "__main__"} else f"{home}.{name}"
+
+
+def _one_line(name: str) -> str:
+    return " ".join(storable(str.__str__(name)[:_LONGEST_NAME]).split())

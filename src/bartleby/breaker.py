@@ -79,8 +79,8 @@ class Window:
         self._suspects.clear()
 
     def _mostly_failing(self, now: float, over: float) -> bool:
-        # Judged by the latest settlements, not by the whole window: a minute of good work before an outage must not keep
-        # the breaker closed while attempts burn. Yet by enough of them that one bad burst at night opens nothing.
+        # Judged by the latest settlements, not by the whole window: a minute of good work before an outage must not
+        # keep the breaker closed while attempts burn. Yet by enough of them that a few bad ones at night open nothing.
         succeeded = failed = 0
         since = now - max(over, _LEAST_SPAN)
         for bucket in reversed(self._buckets):

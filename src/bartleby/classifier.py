@@ -57,8 +57,8 @@ _BUSY = frozenset({408, 425, 429})
 class Ruling:
     """What an error means for its message.
 
-    `verdict` is `retry`, `dead` or `release` (not the message's fault, no charge); `suspicion` says how much it looks like
-    an outage: 5 for errors that speak of the outside world, 1 for others, 0 if it proves nothing.
+    `verdict` is `retry`, `dead` or `release` (not the message's fault, no charge). `suspicion` says how much it looks
+    like an outage: 5 for errors that speak of the outside world, 1 for others, 0 if it proves nothing.
     """
 
     verdict: str
@@ -133,7 +133,7 @@ def _server_trouble(error: BaseException) -> Ruling | None:
 
 def _transient(error: BaseException) -> Ruling:
     name = type_name(type(error))
-    for link in chain(error)[:_LINKS]:
+    for link in chain(error, _LINKS):
         suspicion = _suspicion(link)
         if suspicion:
             cause = "" if link is error else f" comes from {type_name(type(link))}:"

@@ -101,7 +101,7 @@ class Recorder:
             found = list(islice(leaves(error), _MOST_MEMBERS + 1))
             more = len(found) > _MOST_MEMBERS
             for leaf in found[:_MOST_MEMBERS]:
-                behind = chain(leaf)[:_BEHIND_A_MEMBER]
+                behind = chain(leaf, _BEHIND_A_MEMBER)
                 members.extend(self._link(each, named=each is not leaf) for each in behind if not is_group(each))
         return _Link(
             type_name(type(error)),

@@ -15,10 +15,11 @@ _LONGEST_MESSAGE = 500
 _NAMES_IN_QUOTES = frozenset({
     "AttributeError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError",
 })  # fmt: skip
-_SUSPECT = re.compile(r"[\d'\"`@/\\“”‘’«»]")
+_SUSPECT = re.compile(r"[\d'\"`@/\\\u201c\u2018\xab]")
 _VARIABLE = re.compile(
     r"""
-      (?<!\w)'(?:[^'\\]|\\.){0,300}'(?!\w) | "(?:[^"\\]|\\.){0,300}" | `[^`]{0,300}` | “[^”]{0,300}” | ‘[^’]{0,300}’ | «[^»]{0,300}»
+      (?<!\w)'(?:[^'\\]|\\.){0,300}'(?!\w) | "(?:[^"\\]|\\.){0,300}" | `[^`]{0,300}`
+    | \u201c[^\u201d]{0,300}\u201d | \u2018[^\u2019]{0,300}\u2019 | \xab[^\xbb]{0,300}\xbb
     | \b[A-Za-z][A-Za-z0-9+.-]{1,20}://[^\s'"<>]{1,400}
     | [\w.+%-]{1,80}@[\w.-]{1,80}
     | \b[A-Za-z]:\\[^\s'",;]{1,300}

@@ -157,7 +157,7 @@ def _folded(group: list[_Frame]) -> str:
 def _source(file: str, line: int | None) -> str:
     try:
         if file not in linecache.cache:
-            facts = os.stat(file)
+            facts = os.stat(file)  # noqa: PTH116 - a file name need not be a path
             # A code object may bear any file name, and /dev/zero has no end.
             if not stat.S_ISREG(facts.st_mode) or facts.st_size > _LARGEST_SOURCE:
                 return ""

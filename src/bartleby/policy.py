@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 from bartleby.classifier import Ruling, classify
 from bartleby.errors import InvalidPolicy
@@ -65,7 +65,7 @@ class RetryPolicy:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def of(cls, value: "RetryPolicy | Mapping[str, Any] | None") -> Self | "RetryPolicy":
+    def of(cls, value: "RetryPolicy | Mapping[str, Any] | None") -> "RetryPolicy":
         """Return a policy from what a user wrote, or an error that names the key."""
         if value is None:
             return cls()

@@ -10,6 +10,7 @@ from bartleby.errors import InvalidSettings
 from bartleby.message import storable
 
 _HIDDEN = "***"
+_CUT_MARK = 60
 _VALUE = r"""("(?:[^"\\\n]|\\.){0,1000}"?|'(?:[^'\\\n]|\\.){0,1000}'?|[^\s,;&)}\]"']{1,1000})"""
 _KEY = (
     r"(?:passw(?:or)?d|passphrase|passwd|pwd|secret|credentials?|api[_-]?key|access[_-]?key|private[_-]?key"
@@ -79,7 +80,7 @@ class Redactor:
             return self._hide(storable(text))
         # Twice the limit is looked at, so that a secret at the cut is seen with the words that give it away.
         head, tail = storable(text[: 2 * limit]), storable(text[-limit:])
-        head = self._hide(head)[: limit * 2 // 3]
+        head = self._hide(head)[: limit * 2 // 3 - _CUT_MARK]
         tail = self._hide(_from_whole_word(tail))[-(limit // 3) :]
         return joined(head, tail, len(text) - len(head) - len(tail))
 

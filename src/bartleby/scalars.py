@@ -1,4 +1,4 @@
-"""Single values of a payload: each converter takes a decoded JSON value and returns it as its type, or raises Misfit."""
+"""Single values of a payload: each converter takes a decoded JSON value and returns it typed, or raises Misfit."""
 
 import re
 from collections.abc import Callable, Iterable

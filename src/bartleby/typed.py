@@ -13,15 +13,14 @@ from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Any
 
-from bartleby.anatomy import ancestry, text_of, type_name
+from bartleby.anatomy import ancestry, type_name
+from bartleby.containers import Field, converted, list_of, model_of, object_of
 from bartleby.errors import InvalidPayload
 from bartleby.scalars import SCALARS, Convert, Misfit, enum, misfit, one_of
 
-_SHOWN_ERRORS = 3
 _LONGEST_INTEGER = 400
 _WRAPPERS = frozenset({"Annotated", "Required", "NotRequired", "ReadOnly", "Final"})
 _MODEL = "pydantic.main.BaseModel"
-_INVALID = "pydantic_core._pydantic_core.ValidationError"
 _LISTS: dict[Any, Callable[[Iterable[Any]], Any]] = {
     list: list, Sequence: list, MutableSequence: list, Collection: list, Iterable: list,
     set: set, AbstractSet: set, frozenset: frozenset,
@@ -45,20 +44,13 @@ def converter(annotation: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - an ann
     return convert_payload
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Field:
-    name: str
-    convert: Convert
-    required: bool
-
-
 class _Builder:
     """Builds converters; a class that contains itself meets its own converter."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Convert] = {}
 
-    def build(self, annotation: Any, bound: Mapping[Any, Any] = _UNBOUND) -> Convert:  # noqa: ANN401 - any object
+    def build(self, annotation: Any, bound: Mapping[Any, Any] = _UNBOUND) -> Convert:  # noqa: ANN401, PLR0911 - one for each kind
         """Return the converter of an annotation."""
         annotation = _bare(annotation, bound)
         origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
@@ -75,7 +67,7 @@ class _Builder:
         if origin is tuple:
             return self._tuple(arguments, bound)
         if origin in _LISTS:
-            return _list(_LISTS[origin], self.build(arguments[0] if arguments else Any, bound))
+            return list_of(_LISTS[origin], self.build(arguments[0] if arguments else Any, bound))
         if origin in _OBJECTS:
             return self._dict(arguments or (str, Any), bound)
         if isinstance(origin, type):
@@ -99,13 +91,13 @@ class _Builder:
                         deepest = found
             if deepest is not None:
                 raise deepest
-            misfit(expected, value)
+            return misfit(expected, value)
 
         return convert
 
     def _tuple(self, arguments: tuple[Any, ...], bound: Mapping[Any, Any]) -> Convert:
         if not arguments or arguments[-1] is Ellipsis:
-            return _list(tuple, self.build(arguments[0] if arguments else Any, bound))
+            return list_of(tuple, self.build(arguments[0] if arguments else Any, bound))
         converters = [self.build(each, bound) for each in arguments if each != ()]
 
         def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON value
@@ -114,7 +106,7 @@ class _Builder:
             if len(value) != len(converters):
                 raise Misfit(f"expected {len(converters)} items, not {len(value)}")
             return tuple(
-                _converted(each, item, place) for place, (each, item) in enumerate(zip(converters, value, strict=True))
+                converted(each, item, place) for place, (each, item) in enumerate(zip(converters, value, strict=True))
             )
 
         return convert
@@ -128,7 +120,7 @@ class _Builder:
         def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON value
             if type(value) is not dict:
                 misfit("an object", value)
-            return {_converted(key, name, name): _converted(value_of, item, name) for name, item in value.items()}
+            return {converted(key, name, name): converted(value_of, item, name) for name, item in value.items()}
 
         return convert
 
@@ -136,35 +128,35 @@ class _Builder:
         known = self._known.get((kind, arguments))
         if known is not None:
             return known
-        self._known[kind, arguments] = lambda value: made(value)
+        self._known[kind, arguments] = lambda value: made(value)  # noqa: PLW0108 - it is not made yet
         made = self._made(kind, arguments)
         self._known[kind, arguments] = made
         return made
 
     def _made(self, kind: type, arguments: tuple[Any, ...]) -> Convert:
         if _MODEL in ancestry(kind):
-            return _validated(kind[arguments] if arguments else kind)  # type: ignore[index]
+            return model_of(kind[arguments] if arguments else kind)  # type: ignore[index]
         if issubclass(kind, Enum):
             return enum(kind)
         bound = dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False))
         if hasattr(kind, "__required_keys__"):
             hints = _hints(kind)
             required: frozenset[str] = kind.__required_keys__
-            return _object(
-                dict, [_Field(name, self.build(hint, bound), name in required) for name, hint in hints.items()]
+            return object_of(
+                dict, [Field(name, self.build(hint, bound), name in required) for name, hint in hints.items()]
             )
         if not dataclasses.is_dataclass(kind):
             raise _unsupported(kind)
         if hasattr(kind, "__pydantic_validator__"):
-            return _validated(kind)
-        return _object(kind, self._fields(kind, bound))
+            return model_of(kind)
+        return object_of(kind, self._fields(kind, bound))
 
-    def _fields(self, kind: type, bound: Mapping[Any, Any]) -> list[_Field]:
+    def _fields(self, kind: type, bound: Mapping[Any, Any]) -> list[Field]:
         hints = _hints(kind)
         # Not fields(): arguments that only __post_init__ sees are wanted too.
         declared: Iterable[dataclasses.Field[Any]] = kind.__dataclass_fields__.values()  # type: ignore[attr-defined]
         return [
-            _Field(
+            Field(
                 each.name,
                 self.build(hints[each.name], bound),
                 each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING,
@@ -174,79 +166,6 @@ class _Builder:
             and typing.get_origin(hints[each.name]) is not typing.ClassVar
             and hints[each.name] is not typing.ClassVar
         ]
-
-
-def _object(make: Callable[..., Any], fields: Sequence[_Field]) -> Convert:
-    def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-        if type(value) is not dict:
-            misfit("an object", value)
-        arguments = {}
-        for field in fields:
-            if field.name in value:
-                arguments[field.name] = _converted(field.convert, value[field.name], field.name)
-            elif field.required:
-                raise Misfit("missing").inside(field.name)
-        return _called(make, arguments)
-
-    return convert
-
-
-def _list(make: Callable[[Iterable[Any]], Any], item: Convert) -> Convert:
-    def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-        if type(value) is not list:
-            misfit("a list", value)
-        try:
-            return make([_converted(item, each, place) for place, each in enumerate(value)])
-        except TypeError as error:  # a set of what cannot be in a set
-            raise Misfit(text_of(error)) from error
-
-    return convert
-
-
-def _validated(kind: Any) -> Convert:  # noqa: ANN401 - a model, or a dataclass of pydantic
-    validate = kind.__pydantic_validator__.validate_python
-
-    def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-        try:
-            return validate(value)
-        except ValueError as error:
-            if _INVALID not in ancestry(type(error)):
-                raise
-            raise _first_of(error) from error
-
-    return convert
-
-
-def _first_of(error: Any) -> Misfit:  # noqa: ANN401 - pydantic's error, which is not imported
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    misfits = [Misfit(each["msg"]) for each in found]
-    for each, details in zip(misfits, found, strict=True):
-        for step in reversed(details["loc"]):
-            each.inside(step)
-    others = [f"{each.path}: {each.reason}" for each in misfits[1:_SHOWN_ERRORS]]
-    if len(misfits) > _SHOWN_ERRORS:
-        others.append(f"and {len(misfits) - _SHOWN_ERRORS} more")
-    misfits[0].reason = "; ".join([misfits[0].reason, *others])
-    return misfits[0]
-
-
-def _converted(convert: Convert, value: Any, step: int | str) -> Any:  # noqa: ANN401 - any JSON value
-    try:
-        return convert(value)
-    except Misfit as found:
-        raise found.inside(step)  # noqa: B904 - the same error, one step further out
-
-
-def _called(make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what the class makes
-    try:
-        return make(**arguments)
-    except (MemoryError, OSError, RecursionError):
-        raise
-    except Exception as error:
-        # What a class says in __post_init__ about its arguments is a word about the payload.
-        text = text_of(error)
-        plain = isinstance(error, ValueError | TypeError) and text
-        raise Misfit(text if plain else f"{type_name(type(error))}: {text}") from error
 
 
 def _key(convert: Convert, annotation: Any) -> Convert:  # noqa: ANN401 - an annotation is any object
@@ -294,5 +213,6 @@ def _name(annotation: Any) -> str:  # noqa: ANN401 - an annotation is any object
 
 def _unsupported(annotation: Any) -> TypeError:  # noqa: ANN401 - an annotation is any object
     return TypeError(
-        f"no payload can be turned into {_name(annotation)}: use a dataclass, a TypedDict, a pydantic model, or JSON's own types"
+        f"no payload can be turned into {_name(annotation)}:"
+        " use a dataclass, a TypedDict, a pydantic model, or the types of JSON"
     )
