@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from bartleby import calls
-from bartleby.calls import Call, Duration
+from bartleby.calls import Call, SendOptions
 from bartleby.errors import InvalidArgument, translation
 from bartleby.libraries import Awaited, Foreign, Plain, full_name, kind_of
 from bartleby.message import MessageId
@@ -51,55 +51,13 @@ class Transaction:
         self._connection = connection
         self._generation = generation
 
-    def send(
-        self,
-        queue: str,
-        payload: object,
-        *,
-        headers: Mapping[str, Any] | None = None,
-        key: str | None = None,
-        delay: Duration | None = None,
-        max_attempts: int | None = None,
-        generation: int | None = None,
-        unique_for: Duration | None = None,
-    ) -> MessageId:
+    def send(self, queue: str, payload: object, **options: Unpack[SendOptions]) -> MessageId:
         """Send one message; return its id."""
-        call = calls.send(
-            queue,
-            payload,
-            headers=headers,
-            key=key,
-            delay=delay,
-            max_attempts=max_attempts,
-            generation=self._generation if generation is None else generation,
-            unique_for=unique_for,
-        )
-        return run(self._connection, call)
+        return run(self._connection, self._call(queue, payload, options))
 
-    async def asend(
-        self,
-        queue: str,
-        payload: object,
-        *,
-        headers: Mapping[str, Any] | None = None,
-        key: str | None = None,
-        delay: Duration | None = None,
-        max_attempts: int | None = None,
-        generation: int | None = None,
-        unique_for: Duration | None = None,
-    ) -> MessageId:
+    async def asend(self, queue: str, payload: object, **options: Unpack[SendOptions]) -> MessageId:
         """Send one message; return its id."""
-        call = calls.send(
-            queue,
-            payload,
-            headers=headers,
-            key=key,
-            delay=delay,
-            max_attempts=max_attempts,
-            generation=self._generation if generation is None else generation,
-            unique_for=unique_for,
-        )
-        return await arun(self._connection, call)
+        return await arun(self._connection, self._call(queue, payload, options))
 
     def send_many(self, queue: str, messages: Iterable[Mapping[str, Any]]) -> list[MessageId]:
         """Send many messages at once; return their ids in order."""
@@ -108,6 +66,11 @@ class Transaction:
     async def asend_many(self, queue: str, messages: Iterable[Mapping[str, Any]]) -> list[MessageId]:
         """Send many messages at once; return their ids in order."""
         return await arun(self._connection, calls.send_many(queue, stamped(messages, self._generation)))
+
+    def _call(self, queue: str, payload: object, options: SendOptions) -> Call[MessageId]:
+        if options.get("generation") is None:
+            options["generation"] = self._generation
+        return calls.send(queue, payload, **options)
 
 
 def stamped(messages: Iterable[Any], generation: int | None) -> list[Any]:
