@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from bartleby.errors import BartlebyError, QueueInUse, UnknownQueue
-from bartleby.surfaces.cli import database, demo, queues, work
+from bartleby.surfaces.cli import database, demo, explain, queues, upkeep, work
 from bartleby.surfaces.cli.connecting import printable
 from bartleby.version import __version__
 
@@ -37,7 +37,10 @@ for command in (
     queues.send,
     queues.queues,
     queues.dead,
+    queues.groups,
+    explain.explain,
     work.work,
+    upkeep.janitor,
     demo.demo,
 ):
     cli.add_command(command)

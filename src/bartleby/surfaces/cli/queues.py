@@ -1,8 +1,11 @@
-"""Commands about queues and what is in them: send, queues, dead."""
+"""Commands about queues and what is in them: send, queues, dead, groups."""
 
+import getpass
 import json
+import os
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
@@ -10,7 +13,11 @@ import click
 
 from bartleby.client import Client
 from bartleby.errors import InvalidMessage, InvalidPolicy, UnknownQueue
+from bartleby.message import Queue
 from bartleby.surfaces.cli.connecting import client, show_json, show_table
+from bartleby.surfaces.cli.story import breaker as breaker_story
+from bartleby.surfaces.cli.story import error_line
+from bartleby.surfaces.cli.times import relative, when
 
 _BULK = 1000
 
@@ -65,12 +72,7 @@ def queues(context: click.Context, as_json: bool) -> None:
     elif not found:
         click.echo("no queues yet; create one: bartleby queues create NAME", err=True)
     else:
-        rows = [
-            [queue.name, *(f"{count:,}" for count in (queue.ready, queue.leased, queue.deferred, queue.dead)),
-             _when(queue.oldest_ready_at), "paused" if queue.paused else ""]
-            for queue in found
-        ]  # fmt: skip
-        show_table(["queue", "ready", "leased", "deferred", "dead", "oldest ready", ""], rows)
+        _show_queues(found)
 
 
 @queues.command()
@@ -111,6 +113,33 @@ def drop(dsn: str | None, name: str, force: bool) -> None:
         opened.drop_queue(name, force=force)
 
 
+@queues.command("breaker")
+@click.argument("name")
+@click.argument("state", type=click.Choice(["open", "close", "off", "auto"]))
+@click.option("--reason", default="by hand", show_default=True, help="Why; it is recorded.")
+@click.option("--actor", help="Who; your user name if not given.")
+@click.pass_obj
+def breaker_(dsn: str | None, name: str, state: str, reason: str, actor: str | None) -> None:
+    """Open or close the storm breaker of a queue by hand, or switch it off.
+
+    open hands out nothing until it is closed again; close hands out messages whatever the breaker has found; off lets
+    it never open by itself; auto, which is the default of a queue, lets it.
+    """
+    actor = _user() if actor is None else actor
+    with client(dsn) as opened:
+        match state:
+            case "open":
+                changed = opened.force_breaker(name, actor=actor, reason=reason)
+            case "close":
+                changed = opened.close_breaker(name, actor=actor, reason=reason)
+            case _:
+                changed = True
+                opened.configure_queue(name, {"breaker": state})
+        [queue] = [queue for queue in opened.queues() if queue.name == name]
+    story = breaker_story(queue, datetime.now(UTC)) or "breaker closed"
+    click.echo(f"{name}: {story}" if changed else f"{name}: nothing to change, {story}", err=True)
+
+
 @click.command()
 @click.argument("queue", required=False)
 @click.option("--limit", type=click.IntRange(min=1, max=100_000), default=50, show_default=True)
@@ -120,8 +149,8 @@ def dead(dsn: str | None, queue: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, the newest first."""
     with client(dsn) as opened:
         letters = opened.dead_letters(queue, limit=limit)
-        if queue is not None and not letters and queue not in {each.name for each in opened.queues()}:
-            raise UnknownQueue(f"unknown queue: {queue!r}", hint="bartleby queues lists them")
+        if queue is not None and not letters:
+            _check_queue(opened, queue)
     if as_json:
         show_json(letters)
     elif not letters:
@@ -129,10 +158,67 @@ def dead(dsn: str | None, queue: str | None, limit: int, as_json: bool) -> None:
     else:
         rows = [
             [str(letter.message_id), letter.queue, letter.reason, str(letter.attempts), _when(letter.dead_at),
-             ": ".join(filter(None, (letter.error_type, letter.error)))[:200]]
+             error_line(letter.error_type, letter.error)]
             for letter in letters
         ]  # fmt: skip
         show_table(["message", "queue", "reason", "attempts", "dead at", "error"], rows)
+
+
+@click.command()
+@click.argument("queue", required=False)
+@click.option("--limit", type=click.IntRange(min=1, max=100_000), default=50, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.pass_obj
+def groups(dsn: str | None, queue: str | None, limit: int, as_json: bool) -> None:
+    """List what the dead letters died of, the most frequent first: many letters are often few bugs."""
+    with client(dsn) as opened:
+        found = opened.groups(queue, limit=limit)
+        if queue is not None and not found:
+            _check_queue(opened, queue)
+    if as_json:
+        show_json(found)
+    elif not found:
+        click.echo("no dead letters", err=True)
+    else:
+        rows = [
+            [f"{group.dead:,}", group.queue, _when(group.first_dead_at), _when(group.last_dead_at),
+             error_line(group.error_type, group.error)]
+            for group in found
+        ]  # fmt: skip
+        show_table(["dead", "queue", "first", "last", "newest error"], rows)
+
+
+def _show_queues(found: list[Queue]) -> None:
+    stories = {queue.name: story for queue in found if (story := breaker_story(queue, datetime.now(UTC)))}
+    terminal = sys.stdout.isatty()
+    rows = []
+    for queue in found:
+        # a terminal has no room for a long cause beside the numbers
+        story = f"breaker {queue.breaker}" if terminal and queue.name in stories else stories.get(queue.name, "")
+        note = "; ".join(filter(None, ("paused" if queue.paused else "", story)))
+        counts = (f"{count:,}" for count in (queue.ready, queue.leased, queue.deferred, queue.dead))
+        rows.append([queue.name, *counts, _when(queue.oldest_ready_at), note])
+    show_table(["queue", "ready", "leased", "deferred", "dead", "oldest ready", ""], rows)
+    for queue in found if terminal else ():
+        if queue.breaker in {"open", "forced"}:
+            click.echo(f"{queue.name}: {stories[queue.name]}")
+
+
+def _when(moment: datetime | None) -> str:
+    # a person wants to know how long ago, a program the time
+    return relative(moment, datetime.now(UTC)) if moment is not None and sys.stdout.isatty() else when(moment)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # in a container an account need not have a name
+        return f"user {os.getuid()}"
+
+
+def _check_queue(opened: Client, queue: str) -> None:
+    if queue not in {each.name for each in opened.queues()}:
+        raise UnknownQueue(f"unknown queue: {queue!r}", hint="bartleby queues lists them")
 
 
 def _send_lines(opened: Client, queue: str, options: dict[str, Any]) -> None:
@@ -181,7 +267,3 @@ def _header(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--header")
     return name, value
-
-
-def _when(time: Any) -> str:  # noqa: ANN401 - a datetime or None
-    return "" if time is None else time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
