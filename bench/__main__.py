@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import chart, draining, failing, history, memory, pinned, report, sending, waking
+from bench import chart, draining, failing, history, memory, pinned, report, sending, waking, working
 from bench.lab import Findings, Lab
 
 SCENARIOS: dict[str, Callable[[Lab], Findings]] = {
@@ -18,6 +18,7 @@ SCENARIOS: dict[str, Callable[[Lab], Findings]] = {
     "depth": history.depth,
     "wake": waking.wake,
     "memory": memory.memory,
+    "work": working.work,
 }
 
 
