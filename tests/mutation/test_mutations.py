@@ -13,14 +13,14 @@ import pytest
 
 from bartleby import dev
 from tests.clock import move_clock
-from tests.property import deferred_races, races, segment_races
+from tests.property import breaker_races, deferred_races, races, segment_races
 from tests.property.schedules import run_schedule
 from tests.property.sessions import Sessions
 from tests.property.world import Lab, close_lab, open_lab
 
 CORE = Path(dev.__file__).parent / "sql"
 ENOUGH_SCHEDULES = 400
-ALL_RACES = [*races.RACES, *deferred_races.DEFERRED_RACES, *segment_races.SEGMENT_RACES]
+ALL_RACES = [*races.RACES, *deferred_races.DEFERRED_RACES, *segment_races.SEGMENT_RACES, *breaker_races.BREAKER_RACES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +299,78 @@ MUTATIONS = [
         "    where u.until <= v_now;\n",
         "    ;\n",
         races.of_two_who_send_a_key_at_once_one_does,
+    ),
+    Mutation(
+        "probes go out side by side",
+        "claim.sql",
+        "if bartleby.until_probe(v_queue.id, v_now) > interval '0' then",
+        "if false then",
+        breaker_races.of_two_probers_the_second_finds_nothing,
+    ),
+    Mutation(
+        "an open breaker hands out batches",
+        "claim.sql",
+        "    p_limit := 1;\n",
+        "",
+        breaker_races.of_two_probers_the_second_finds_nothing,
+    ),
+    Mutation(
+        "a forced queue counts a claim that was under way as its probe",
+        "breaker.sql",
+        "where b.queue = p_queue and num_nonnulls(b.next_probe_at, b.lease_id) > 0;",
+        "where b.queue = p_queue;",
+        breaker_races.a_claim_that_meets_a_forcing_waits_and_is_no_probe,
+    ),
+    Mutation(
+        "a probe whose outcome nobody wrote down is waited for",
+        "breaker.sql",
+        "not isempty(l.pending)) then interval '0'",
+        "not isempty(l.pending)) then interval '1 second'",
+        breaker_races.a_probe_is_settled_beside_a_closing_under_way,
+    ),
+    Mutation(
+        "whoever settles a probe waits for the breaker",
+        "breaker.sql",
+        "and b.lease_id = p_lease.id for no key update skip locked;",
+        "and b.lease_id = p_lease.id for no key update;",
+        breaker_races.a_lapsed_probe_is_reaped_beside_a_closing_under_way,
+    ),
+    Mutation(
+        "the last probe waits for the queue",
+        "breaker.sql",
+        "  lock table bartleby.queue in row exclusive mode nowait;\n",
+        "  lock table bartleby.queue in row exclusive mode;\n",
+        breaker_races.the_last_probe_does_not_wait_for_a_change_of_policy,
+    ),
+    Mutation(
+        "whoever opens believes what was true before it waited",
+        "breaker.sql",
+        "if v_queue.breaker = 'off' or v_queue.breaker_state <> 'closed' or exists (",
+        "if exists (",
+        breaker_races.an_opening_that_meets_a_disabling_opens_nothing,
+    ),
+    Mutation(
+        "whoever opens looks at the clock before it waits",
+        "breaker.sql",
+        "  v_now := bartleby.clock();\n  if v_queue",
+        "  if v_queue",
+        breaker_races.evidence_from_before_a_closing_that_was_waited_for_proves_nothing,
+        put="  v_now := bartleby.clock();\n",
+        before="  v_queue := bartleby.lock_queue(p_queue);\n  -- only now",
+    ),
+    Mutation(
+        "the row is locked before the table",
+        "breaker.sql",
+        "  lock table bartleby.queue in row exclusive mode;\n",
+        "",
+        breaker_races.opening_and_changing_a_policy_do_not_wait_for_each_other_in_a_ring,
+    ),
+    Mutation(
+        "a mark does not hold its queue",
+        "handled.sql",
+        "  perform pg_sequence_last_value(v_queue.positions);\n",
+        "",
+        breaker_races.a_mark_holds_its_queue,
     ),
 ]
 

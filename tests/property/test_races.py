@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.property.breaker_races import BREAKER_RACES
 from tests.property.deferred_races import DEFERRED_RACES
 from tests.property.races import RACES
 from tests.property.segment_races import SEGMENT_RACES
 from tests.property.sessions import Sessions
 from tests.property.sleep_races import SLEEP_RACES
 
-ALL = [*RACES, *DEFERRED_RACES, *SEGMENT_RACES, *SLEEP_RACES]
+ALL = [*RACES, *DEFERRED_RACES, *SEGMENT_RACES, *SLEEP_RACES, *BREAKER_RACES]
 
 
 @pytest.mark.parametrize("race", ALL, ids=lambda race: race.__name__)

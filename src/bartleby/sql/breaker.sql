@@ -216,7 +216,7 @@ begin
   if found then
     perform bartleby.end_storm(v_queue, '{}');
   end if;
-exception when lock_not_available then
+exception when lock_not_available or serialization_failure then
   null;  -- the next probe closes it
 end $$;
 comment on function bartleby.end_storm_if_free(integer) is 'close a breaker after its probes, if that needs no waiting';
