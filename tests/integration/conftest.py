@@ -1,9 +1,11 @@
-"""What the tests of clients and commands share: a pgbouncer in transaction mode, and every way to run a call."""
+"""What tests of clients and commands share: a pgbouncer, every way to run a call, the command line."""
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -11,8 +13,11 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 from bartleby import binaries, dev
+from bartleby.surfaces.cli import main
+from tests.integration.commands import Done, checked
 from tests.integration.ways import WAYS, Way
 
 INI = """
@@ -107,3 +112,21 @@ def is_waiting(conn: psycopg.Connection[tuple[object, ...]]) -> Callable[[], boo
         return conn.execute(query).rowcount > 0
 
     return look
+
+
+@pytest.fixture
+def bartleby(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Done]]:
+    """Run the command line as `main` does, in this process, against the test's database."""
+    monkeypatch.chdir(tmp_path)
+    kept = signal.getsignal(signal.SIGTERM)
+
+    def run(*words: str, stdin: str | bytes = "", address: str | None = dsn) -> Done:
+        monkeypatch.setattr(sys, "argv", ["bartleby", *words])
+        monkeypatch.setenv("BARTLEBY_DSN", address or "")
+        with CliRunner().isolation(input=stdin) as (out, err, _), pytest.raises(SystemExit) as end:
+            main()
+        code = end.value.code
+        return checked(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+
+    yield run
+    signal.signal(signal.SIGTERM, kept)

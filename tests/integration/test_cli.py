@@ -1,65 +1,25 @@
 """Every command as a user types it: what it prints, where, with which exit code, and never a traceback."""
 
-import contextlib
 import json
 import os
-import re
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner
 
 from bartleby import Client, Failure, __version__, dev
-from bartleby.surfaces.cli import checkup, main
+from bartleby.surfaces.cli import checkup
+from tests.integration.commands import HOSTILE, PROGRAM, STEERING, Done, checked, on_a_terminal
 
 Conn = psycopg.Connection[tuple[Any, ...]]
-PROGRAM = [sys.executable, "-c", "from bartleby.surfaces.cli import main; main()"]
-HOSTILE = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202eevil\r\b"
-STEERING = set("\x1b\x07\x9b\u202e\r\b")
-
-
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-
-def checked(code: int, out: bytes, err: bytes) -> Done:
-    done = Done(code, out.decode(), err.decode())
-    assert "Traceback" not in done.err, done.err
-    assert not STEERING & set(done.out + done.err)
-    return done
-
-
-@pytest.fixture
-def bartleby(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Done]]:
-    """Run the command line as `main` does, in this process, against the test's database."""
-    monkeypatch.chdir(tmp_path)
-    kept = signal.getsignal(signal.SIGTERM)
-
-    def run(*words: str, stdin: str | bytes = "", address: str | None = dsn) -> Done:
-        monkeypatch.setattr(sys, "argv", ["bartleby", *words])
-        monkeypatch.setenv("BARTLEBY_DSN", address or "")
-        with CliRunner().isolation(input=stdin) as (out, err, _), pytest.raises(SystemExit) as end:
-            main()
-        code = end.value.code
-        return checked(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
-
-    yield run
-    signal.signal(signal.SIGTERM, kept)
+COMMANDS = (
+    "install", "upgrade", "uninstall", "sql", "dev", "doctor", "send", "queues", "dead", "groups", "explain", "work",
+    "janitor", "demo",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -111,7 +71,7 @@ def bury(client: Client, error: str, payload: Any = 1) -> int:
 def test_without_a_command_it_explains_itself(bartleby: Callable[..., Done]) -> None:
     done = bartleby()
     assert done.code == 2
-    for command in ("install", "upgrade", "uninstall", "sql", "dev", "doctor", "send", "queues", "dead", "demo"):
+    for command in COMMANDS:
         line = next(line for line in done.err.splitlines() if line.strip().startswith(f"{command} "))
         assert not line.endswith("...")
         assert bartleby(command, "--help").code == 0
@@ -329,22 +289,6 @@ def test_hostile_text_does_not_steer_the_terminal(bartleby: Callable[..., Done],
     letter = bartleby("dead", "--json").document[0]
     assert letter["error"] == HOSTILE
     assert json.loads(letter["raw"]) == {"text": HOSTILE}
-
-
-def on_a_terminal(dsn: str, *words: str) -> list[str]:
-    """What a terminal of 80 columns is given, without its colours."""
-    master, slave = os.openpty()
-    environment = {**os.environ, "BARTLEBY_DSN": dsn, "COLUMNS": "80", "TERM": "xterm"}
-    with subprocess.Popen([*PROGRAM, *words], stdout=slave, stdin=subprocess.DEVNULL, env=environment):
-        os.close(slave)
-        shown = b""
-        with contextlib.suppress(OSError):
-            while part := os.read(master, 65536):
-                shown += part
-    os.close(master)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
-    assert not STEERING & set(text)
-    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def test_on_a_terminal_a_dead_letter_is_one_line_and_a_finding_is_folded(client: Client, dsn: str) -> None:

@@ -19,7 +19,7 @@ _LOOKS = 3
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_obj
 def explain(dsn: str | None, message_id: int, everything: bool, as_json: bool) -> None:
-    """Tell the story of a message: where it is, every failed attempt, what was decided and by which rule."""
+    """Tell the story of a message. Where it is, every failed attempt, what was decided and by which rule."""
     with client(dsn) as opened:
         story = gather(opened, message_id)
     now = datetime.now(UTC)

@@ -120,7 +120,7 @@ def drop(dsn: str | None, name: str, force: bool) -> None:
 @click.option("--actor", help="Who; your user name if not given.")
 @click.pass_obj
 def breaker_(dsn: str | None, name: str, state: str, reason: str, actor: str | None) -> None:
-    """Open or close the storm breaker of a queue by hand, or switch it off.
+    """Open or close the storm breaker by hand, or switch it off.
 
     open hands out nothing until it is closed again; close hands out messages whatever the breaker has found; off lets
     it never open by itself; auto, which is the default of a queue, lets it.
@@ -170,7 +170,7 @@ def dead(dsn: str | None, queue: str | None, limit: int, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_obj
 def groups(dsn: str | None, queue: str | None, limit: int, as_json: bool) -> None:
-    """List what the dead letters died of, the most frequent first: many letters are often few bugs."""
+    """List what the dead letters died of. Many letters are often few bugs; the most frequent come first."""
     with client(dsn) as opened:
         found = opened.groups(queue, limit=limit)
         if queue is not None and not found:

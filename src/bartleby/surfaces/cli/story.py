@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from bartleby.message import Attempt, DeadLetter, LivingMessage, Queue
@@ -14,6 +14,7 @@ _FIRST_ATTEMPTS = 5
 _LONGEST_ERROR = 240
 _LONGEST_PAYLOAD = 200
 _LAST_LINES = 12
+_AT_ONCE = timedelta(milliseconds=10)
 
 _HAPPENED = {
     "failed": "failed",
@@ -205,7 +206,7 @@ def _decision(attempt: Attempt, reasons: dict[int, str], now: datetime) -> str:
     if attempt.verdict == "dead":
         reason = reasons.get(attempt.cycle)
         return f"→ dead{f', {reason}' if reason else ''}{rule}"
-    if attempt.retry_at is None or attempt.retry_at <= attempt.failed_at:
+    if attempt.retry_at is None or attempt.retry_at - attempt.failed_at < _AT_ONCE:
         return f"→ try again at once{rule}"
     same_day = attempt.retry_at.astimezone().date() == attempt.failed_at.astimezone().date()
     at = clock(attempt.retry_at) if same_day else when(attempt.retry_at)

@@ -22,7 +22,7 @@ _BULK = 10_000
 @click.option("--log", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_obj
 def janitor(dsn: str | None, once: bool, log: str) -> None:
-    """Do the upkeep: take back lapsed leases, turn the log's segments, forget what is old.
+    """Do the upkeep. Take back lapsed leases, turn the segments of the log, forget what is old.
 
     Every worker does this too, and one at a time in a database; so this is needed only where no worker runs.
     """

@@ -1,0 +1,48 @@
+"""The command line as a user types it, for tests: what it printed, and on a terminal."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+PROGRAM = [sys.executable, "-c", "from bartleby.surfaces.cli import main; main()"]
+HOSTILE = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202eevil\r\b"
+STEERING = set("\x1b\x07\x9b\u202e\r\b")
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+def checked(code: int, out: bytes, err: bytes) -> Done:
+    done = Done(code, out.decode(), err.decode())
+    assert "Traceback" not in done.err, done.err
+    assert not STEERING & set(done.out + done.err)
+    return done
+
+
+def on_a_terminal(dsn: str, *words: str) -> list[str]:
+    """What a terminal of 80 columns is given, without its colours."""
+    master, slave = os.openpty()
+    environment = {**os.environ, "BARTLEBY_DSN": dsn, "COLUMNS": "80", "TERM": "xterm"}
+    with subprocess.Popen([*PROGRAM, *words], stdout=slave, stdin=subprocess.DEVNULL, env=environment):
+        os.close(slave)
+        shown = b""
+        with contextlib.suppress(OSError):
+            while part := os.read(master, 65536):
+                shown += part
+    os.close(master)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
+    assert not STEERING & set(text)
+    return [line.strip() for line in text.splitlines() if line.strip()]

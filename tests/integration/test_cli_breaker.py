@@ -1,0 +1,174 @@
+"""The storm breaker and the janitor on the command line."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from bartleby import Client
+from bartleby.janitor import DUTY
+from tests.clock import move_clock
+from tests.integration.commands import PROGRAM, Done, on_a_terminal
+
+Conn = psycopg.Connection[tuple[Any, ...]]
+
+
+@pytest.fixture
+def client(dsn: str) -> Iterator[Client]:
+    with Client(dsn) as opened:
+        opened.create_queue("orders")
+        yield opened
+
+
+def events(conn: Conn) -> list[tuple[str, dict[str, Any]]]:
+    return conn.execute("select type, data from bartleby.events order by id").fetchall()
+
+
+def test_a_breaker_is_opened_and_closed_by_hand(bartleby: Callable[..., Done], client: Client, conn: Conn) -> None:
+    client.send("orders", 1)
+    opened = bartleby("queues", "breaker", "orders", "open", "--reason", "it moves", "--actor", "ana")
+    assert (opened.code, opened.out) == (0, "")
+    assert opened.err.startswith("orders: breaker forced since ")
+    assert opened.err.endswith(": forced by ana: it moves\n")
+    assert client.claim("orders", "w") is None
+    again = bartleby("queues", "breaker", "orders", "open")
+    assert (again.code, again.err.startswith("orders: nothing to change, breaker forced since ")) == (0, True)
+    closed = bartleby("queues", "breaker", "orders", "close", "--reason", "moved", "--actor", "ana")
+    assert (closed.code, closed.err) == (0, "orders: breaker closed\n")
+    assert client.claim("orders", "w") is not None
+    assert bartleby("queues", "breaker", "orders", "close").err == "orders: nothing to change, breaker closed\n"
+    (first, why), (second, how) = events(conn)
+    assert (first, why["actor"], why["reason"]) == ("io.bartleby.breaker.opened", "ana", "it moves")
+    assert (second, how["actor"], how["reason"]) == ("io.bartleby.breaker.closed", "ana", "moved")
+
+
+def test_the_actor_is_the_user_unless_named(
+    bartleby: Callable[..., Done], client: Client, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "berta")
+    assert bartleby("queues", "breaker", "orders", "open").code == 0
+    assert events(conn)[0][1]["actor"] == "berta"
+    assert events(conn)[0][1]["reason"] == "by hand"
+
+
+def test_somebody_without_a_name_is_a_number(
+    bartleby: Callable[..., Done], client: Client, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody() -> str:
+        raise OSError("no such user")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert bartleby("queues", "breaker", "orders", "open").code == 0
+    assert events(conn)[0][1]["actor"] == f"user {os.getuid()}"
+
+
+def test_a_breaker_is_switched_off_and_on(bartleby: Callable[..., Done], client: Client) -> None:
+    assert bartleby("queues", "breaker", "orders", "off").err == "orders: breaker off\n"
+    assert client.open_breaker("orders", "storm", 1) is False
+    assert "breaker off" in bartleby("queues").out
+    assert bartleby("queues", "breaker", "orders", "auto").err == "orders: breaker closed\n"
+    assert client.open_breaker("orders", "storm", 1) is True
+
+
+def test_queues_show_a_breaker_that_is_not_closed(bartleby: Callable[..., Done], client: Client, dsn: str) -> None:
+    assert "breaker" not in bartleby("queues").out
+    client.create_queue("bills")
+    client.pause_queue("orders")
+    client.open_breaker("orders", "ConnectionError: refused " * 10, 1)
+    _, bills, orders = bartleby("queues").out.splitlines()
+    assert "breaker" not in bills
+    assert "paused; breaker open since 20" in orders
+    assert "ConnectionError: refused" in orders
+    assert "; next probe in " in orders
+    found = {queue["name"]: queue for queue in bartleby("queues", "--json").document}
+    assert (found["bills"]["breaker"], found["orders"]["breaker"]) == ("closed", "open")
+    assert found["orders"]["next_probe_at"] is not None
+    client.resume_queue("orders")
+    shown = on_a_terminal(dsn, "queues")
+    assert shown[3].endswith("breaker open")
+    assert shown[4].startswith("orders: breaker open since 20")
+
+
+def test_a_probe_that_is_out_and_one_that_is_due(bartleby: Callable[..., Done], client: Client, conn: Conn) -> None:
+    clock = move_clock(conn)
+    clock.advance(-60)
+    client.send("orders", 1)
+    client.open_breaker("orders", "storm", 1)
+    assert "; the next probe is due" in bartleby("queues").out
+    clock.advance(2)
+    assert client.claim("orders", "w") is not None
+    assert "; a probe is out" in bartleby("queues").out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["nowhere", "open"], 1, "bartleby: unknown queue: 'nowhere'\nhint: bartleby queues lists them"),
+        (["nowhere", "off"], 1, "bartleby: unknown queue: 'nowhere'"),
+        (["orders", "open", "--reason", " "], 1, "bartleby: forcing a breaker needs an actor and a reason"),
+        (["orders", "close", "--actor", ""], 1, "bartleby: closing a breaker needs an actor and a reason"),
+        (["orders", "half"], 2, "Usage: "),
+        (["orders"], 2, "Usage: "),
+    ],
+)
+def test_what_cannot_be_done_to_a_breaker_is_explained(
+    bartleby: Callable[..., Done], client: Client, words: list[str], code: int, says: str
+) -> None:
+    done = bartleby("queues", "breaker", *words)
+    assert (done.code, done.out) == (code, "")
+    assert done.err.startswith(says)
+
+
+def test_the_janitor_does_one_round(bartleby: Callable[..., Done], client: Client, conn: Conn) -> None:
+    clock = move_clock(conn)
+    client.send_many("orders", [{"payload": 1}, {"payload": 2}])
+    client.claim("orders", "web-1:44", limit=2, lease=10)
+    clock.advance(11)
+    client.mark_handled("orders", "orders", "id:1")
+    clock.advance(40 * 86400)
+    done = bartleby("janitor", "--once")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "orders: worker web-1:44 stopped answering: 2 messages released",
+        "segments: nothing to do",
+        "handled: forgot 1",
+        "events: forgot 0",
+    ]
+    assert "stopped answering" not in bartleby("janitor", "--once").out
+    assert client.take_duty(DUTY, "somebody", 60) is True
+    refused = bartleby("janitor", "--once")
+    assert (refused.code, refused.out) == (0, "")
+    assert refused.err == "nothing to do: a worker or another janitor does the upkeep\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_janitor_reaps_until_it_is_told_to_stop_and_leaves_the_duty(
+    client: Client, dsn: str, tmp_path: Path, wait_for: Callable[[Callable[[], object]], None], number: signal.Signals
+) -> None:
+    client.send("orders", 1)
+    client.claim("orders", "web-1:44", lease=0.1)
+    environment = {**os.environ, "BARTLEBY_DSN": dsn}
+    words = [*PROGRAM, "janitor", "--log", "json"]
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: client.queues()[0].leased == 0)
+        assert client.take_duty(DUTY, "somebody else", 1) is False
+        process.send_signal(number)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 0
+    told = [json.loads(line) for line in said.splitlines()]
+    assert [each["event"] for each in told] == ["janitor.started", "lease.reaped", "janitor.stopped"]
+    assert told[1]["queue"] == "orders"
+    assert client.take_duty(DUTY, "somebody else", 1) is True
+
+
+def test_the_janitor_says_at_once_that_there_is_no_database(bartleby: Callable[..., Done]) -> None:
+    for words in (["janitor"], ["janitor", "--once"]):
+        done = bartleby(*words, address="host=127.0.0.1 port=1 dbname=x")
+        assert (done.code, done.out) == (1, "")
+        assert done.err.startswith("bartleby: the database cannot be reached")
