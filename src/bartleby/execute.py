@@ -52,12 +52,14 @@ class Executor:
         self._version = version
         self._function: Callable[..., Any] = handler.function
         self._plain = handler.convert is None
+        self._endless = handler.timeout is None
 
     async def run(self, message: Message) -> Settlement:
         """Await the handler of one message."""
         try:
             arguments = (message,) if self._plain else self.handler.arguments(message)
-            answer = await self._awaited(self._function(*arguments))
+            running = self._function(*arguments)
+            answer = await (running if self._endless else self._awaited(running))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is evidence

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import psycopg
 
-from bartleby import calls, telemetry
+from bartleby import calls
 from bartleby.config import Settings
 from bartleby.errors import BartlebyError, LeaseLost
 from bartleby.held import Held
@@ -82,9 +82,8 @@ class Heartbeat:
                     if held.id in lost:
                         self._lose(held)
                 group = [held for held in group if held.id not in lost] if lost else []
-            except (psycopg.Error, BartlebyError, OSError) as error:
-                telemetry.warning("heartbeat.failed", f"leases could not be renewed: {error}", leases=len(group))
-                return
+            except (psycopg.Error, BartlebyError, OSError):
+                return  # the next beat tries again, until the deadline
             else:
                 for held in group:
                     held.extended = asked

@@ -47,6 +47,10 @@ class Held:
         else:
             self.released.append((message, settlement))
 
+    def unsettled(self) -> bool:
+        """Return whether something is known and not yet settled."""
+        return bool(self.done or self.failed or self.released)
+
     def take(self) -> tuple[list[int], list[tuple[Message, Failed]], list[tuple[Message, Released]]]:
         """Return what is known and not yet settled, and forget it here."""
         known = self.done, self.failed, self.released

@@ -13,11 +13,11 @@ import psycopg
 from bartleby import calls, telemetry
 from bartleby.config import Settings
 from bartleby.errors import BartlebyError
-from bartleby.link import Link
+from bartleby.link import Link, passing
 from bartleby.message import Reaped
 
 DUTY = "janitor"
-_HOLD = 15.0
+_HOLD = 3.0
 _REAP = 1.0
 _TURN = 10.0
 _PRUNE = 60.0
@@ -40,14 +40,12 @@ class Janitor:
         try:
             while True:
                 try:
-                    mine = await self._link.run(calls.take_duty(DUTY, self._name, _HOLD))
-                    if mine:
+                    if await self._link.run(calls.take_duty(DUTY, self._name, _HOLD)):
                         await self.round()
                 except (psycopg.Error, BartlebyError, OSError) as error:
-                    mine = False
-                    telemetry.warning("janitor.failed", f"upkeep did not work: {error}")
-                pause = _REAP if mine else _HOLD / 3
-                await asyncio.sleep(pause * random.uniform(0.8, 1))  # noqa: S311 - spreads load, no secret
+                    if not passing(error):
+                        telemetry.warning("janitor.failed", f"upkeep did not work: {error}")
+                await asyncio.sleep(_REAP * random.uniform(0.8, 1))  # noqa: S311 - spreads load, no secret
         finally:
             await self._leave()
 
@@ -57,10 +55,11 @@ class Janitor:
         if reaped:
             self._on_reaped(reaped)
         if self._due("turn", _TURN):
-            done = await self._link.run(calls.turn())
-            telemetry.event("segments.looked_at", done, level=10)
+            telemetry.event("segments.turned", await self._link.run(calls.turn()))
         if self._due("prune", _PRUNE):
-            await self._link.run(calls.prune())
+            for what, rows in ((each.what, each.rows) for each in await self._link.run(calls.prune())):
+                if rows:
+                    telemetry.event("pruned", f"forgot {rows} {what}")
 
     def _due(self, what: str, every: float) -> bool:
         now = time.monotonic()

@@ -20,6 +20,7 @@ CANCELLED = Released(0.0, "the worker cancelled it")
 """What becomes of a message whose handler was stopped; if its lease is lost, nothing does."""
 
 Finished = Callable[[Held, Message, Settlement], None]
+Items = Sequence[tuple[Held, Message]]
 
 
 class Lane:
@@ -33,6 +34,7 @@ class Lane:
         self.running = 0
         self.wanted = asyncio.Event()
         """Set when there is room for another claim."""
+        self._enough = -1
         self._buffer: deque[tuple[Held, Message]] = deque()
         self._finished = finished
         self._paused = False
@@ -53,17 +55,20 @@ class Lane:
         raise NotImplementedError
 
     def room(self) -> int:
-        """Return how many messages to claim now, or 0 if there are enough."""
-        have = self.running + len(self._buffer)
+        """Return how many messages to claim now; if 0, `wanted` is set as soon as there is room."""
         ahead = 0
         if self._seconds is not None:
             ahead = min(2 * self.claim_limit, int(self.concurrency * _AHEAD_SECONDS / max(self._seconds, 1e-6)))
         target = self.concurrency + ahead
         if self._pace is not None:
             target = min(target, max(1, int(self._pace.rate)))
-        missing = target - have
-        if have < self.concurrency or missing * 2 >= target:
-            return max(0, min(missing, self.claim_limit))
+        enough = max(min(self.concurrency, target) - 1, target // 2)
+        have = self.running + len(self._buffer)
+        if have <= enough:
+            self._enough = -1
+            return min(target - have, self.claim_limit)
+        self._enough = enough
+        self.wanted.clear()
         return 0
 
     def pause(self) -> None:
@@ -77,51 +82,54 @@ class Lane:
 
     def unstarted(self) -> list[tuple[Held, Message]]:
         """Take out and return what has not been started."""
-        waiting: list[tuple[Held, Message]] = []
-        while self._buffer:
-            waiting.append(self._buffer.popleft())
+        waiting = list(self._buffer)
+        self._buffer.clear()
         return waiting
-
-    def busy(self) -> bool:
-        """Return whether something runs or waits here."""
-        return self.running > 0 or bool(self._buffer)
 
     def finish(self, held: Held, message: Message, settlement: Settlement) -> None:
         """Hand over what became of a message, and see whether there is room for more."""
         self._finished(held, message, settlement)
-        if not self.wanted.is_set() and self.room():
+        if self._enough >= self.running + len(self._buffer):
             self.wanted.set()
 
     def _took(self, seconds: float) -> None:
         self._seconds = seconds if self._seconds is None else self._seconds + 0.05 * (seconds - self._seconds)
 
-    def _next(self) -> list[tuple[Held, Message]]:
+    def _next(self) -> Items:
         # one message, or as many as a batch handler takes; those of lost leases are passed over
         chosen: list[tuple[Held, Message]] = []
         most = self.handler.batch or 1
-        while self._buffer and len(chosen) < most:
+        while self._buffer:
             item = self._buffer.popleft()
             if not item[0].lost:
+                if most == 1:
+                    return (item,)
                 chosen.append(item)
+                if len(chosen) == most:
+                    break
         return chosen
 
 
 class CoroutineLane(Lane):
-    """Runs `async def` handlers, each in one of a few tasks that live as long as there is work."""
+    """Runs `async def` handlers in tasks that live as long as there is work.
+
+    Handlers that never wait share one task. Another is started when all there are wait inside their handlers: this is
+    seen by a callback that the event loop gets to only then.
+    """
 
     def __init__(self, executor: Executor, concurrency: int, batch: int, finished: Finished) -> None:
         super().__init__(executor, concurrency, batch, finished)
-        self._tasks: dict[asyncio.Task[None], Sequence[tuple[Held, Message]]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[asyncio.Task[None], Items] = {}
         self._unwanted: set[asyncio.Task[None]] = set()
+        self._inside = 0
+        self._looking = False
 
     def kick(self) -> None:
-        """Start as many tasks as there are messages for."""
-        if self._paused:
-            return
-        for _ in range(min(self.concurrency - len(self._tasks), len(self._buffer))):
-            task = asyncio.create_task(self._work())
-            self._tasks[task] = ()
-            task.add_done_callback(self._tasks.pop)
+        """See whether another task is needed, as soon as those there are wait."""
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._start_another)
 
     def cancel(self, held: Held | None) -> None:
         """Cancel the tasks that run messages of this lease, or all."""
@@ -130,31 +138,33 @@ class CoroutineLane(Lane):
                 self._unwanted.add(task)
                 task.cancel()
 
+    def _start_another(self) -> None:
+        self._looking = False
+        if self._buffer and not self._paused and self._inside == len(self._tasks) < self.concurrency:
+            task = self._loop.create_task(self._work())
+            self._tasks[task] = ()
+            task.add_done_callback(self._ended)
+            self.kick()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+        self.kick()
+
     async def _work(self) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is one
-        executor, tasks, count = self.executor, self._tasks, 0
+        count = 0
         while self._buffer and not self._paused:
             if self._pace is not None and (wait := self._pace.wait()):
                 await asyncio.sleep(wait)
                 continue
-            items = tasks[task] = self._next()
+            items = self._tasks[task] = self._next()
             if not items:
                 return
-            self.running += len(items)
             began = time.perf_counter()
-            try:
-                settlements = await self._run(executor, items)
-            except asyncio.CancelledError as error:
-                if task not in self._unwanted and task.cancelling():
-                    raise
-                settlements = self._cancelled(task, items, error)
-            finally:
-                self.running -= len(items)
-                tasks[task] = ()
-                if self._unwanted and task in self._unwanted:
-                    self._unwanted.discard(task)
-                    task.uncancel()
+            settlements = await self._run(task, items)
             self._took((time.perf_counter() - began) / len(items))
             for (held, message), settlement in zip(items, settlements, strict=True):
                 self.finish(held, message, settlement)
@@ -162,17 +172,28 @@ class CoroutineLane(Lane):
             if count % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
 
-    async def _run(self, executor: Executor, items: Sequence[tuple[Held, Message]]) -> list[Settlement]:
-        if self.handler.batch is None:
-            return [await executor.run(items[0][1])]
-        return await executor.run_batch([message for _, message in items])
-
-    def _cancelled(
-        self, task: asyncio.Task[None], items: Sequence[tuple[Held, Message]], error: BaseException
-    ) -> list[Settlement]:
-        if task in self._unwanted:
-            return [CANCELLED for _ in items]
-        return [self.executor.judge(message, error) for _, message in items]
+    async def _run(self, task: asyncio.Task[None], items: Items) -> Sequence[Settlement]:
+        self.running += len(items)
+        self._inside += 1
+        if not self._looking and self._buffer:
+            self.kick()
+        try:
+            if self.handler.batch is None:
+                return (await self.executor.run(items[0][1]),)
+            return await self.executor.run_batch([message for _, message in items])
+        except asyncio.CancelledError as error:
+            if task in self._unwanted:
+                return [CANCELLED for _ in items]
+            if task.cancelling():
+                raise
+            return [self.executor.judge(message, error) for _, message in items]
+        finally:
+            self._inside -= 1
+            self.running -= len(items)
+            self._tasks[task] = ()
+            if self._unwanted and task in self._unwanted:
+                self._unwanted.discard(task)
+                task.uncancel()
 
 
 class Pace:

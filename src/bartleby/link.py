@@ -10,12 +10,14 @@ import contextlib
 import math
 import os
 import socket
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any, LiteralString, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from bartleby import telemetry
 from bartleby.calls import Call, Row
 from bartleby.config import Settings
 from bartleby.errors import translated
@@ -39,28 +41,31 @@ def passing(error: BaseException) -> bool:
 class Link:
     """A connection that is made when it is needed and left when it fails; calls run one after another."""
 
-    def __init__(self, settings: Settings, name: str, *, deadline: float = 30.0) -> None:
+    def __init__(self, settings: Settings, name: str, *, deadline: float = 10.0) -> None:
         self._settings = settings.with_database()
         self._name = name
         self._deadline = deadline
         self._turn = asyncio.Lock()
         self._connection: AsyncPooled | None = None
+        self._away_since: float | None = None
 
     async def run(self, call: Call[T]) -> T:
         """Run one call in a transaction of its own. If that fails, the next one gets a new connection."""
         async with self._turn:
-            connection = await self._connected()
-            text = call.relaxed or call.text
-            with translated(), self._leaving(connection):
-                if connection.isolation_level is None:
-                    return call.parse(await async_rows(connection, text, call.parameters))
-                async with connection.transaction():
-                    return call.parse(await async_rows(connection, text, call.parameters))
+            with self._telling():
+                connection = await self._connected()
+                text = call.relaxed or call.text
+                with translated(), self._leaving(connection):
+                    if connection.isolation_level is None:
+                        return call.parse(await async_rows(connection, text, call.parameters))
+                    async with connection.transaction():
+                        return call.parse(await async_rows(connection, text, call.parameters))
 
     async def listen(self, channels: Iterable[str], seconds: float) -> list[str]:
         """Listen on these channels; return those that were heard of, at the first news or when time is up."""
         async with self._turn:
-            connection = await self._connected()
+            with self._telling():
+                connection = await self._connected()
             with self._leaving(connection, seconds):
                 listening = {row[0] for row in await _ask(connection, "select pg_listening_channels()")}
                 for channel in sorted(set(channels) - listening):
@@ -100,7 +105,7 @@ class Link:
         return {name: value for name, value in wanted.items() if name not in given}
 
     @contextlib.contextmanager
-    def _leaving(self, connection: AsyncPooled, extra: float = 0.0) -> Any:  # noqa: ANN401 - a generator
+    def _leaving(self, connection: AsyncPooled, extra: float = 0.0) -> Iterator[None]:
         timer = asyncio.get_running_loop().call_later(self._deadline + extra, _shut, connection)
         try:
             yield
@@ -115,6 +120,21 @@ class Link:
         finally:
             timer.cancel()
 
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        # once when it goes and once when it is back, however often it was tried in between
+        try:
+            yield
+        except (psycopg.Error, OSError) as error:
+            if passing(error) and self._away_since is None:
+                self._away_since = time.monotonic()
+                telemetry.warning("database.away", _sentence(error), connection=self._name)
+            raise
+        if self._away_since is not None:
+            seconds = time.monotonic() - self._away_since
+            self._away_since = None
+            telemetry.event("database.back", f"the database answers again after {seconds:.1f} s", connection=self._name)
+
     def _leave(self, connection: AsyncPooled) -> None:
         connection.pgconn.finish()
         if self._connection is connection:
@@ -124,6 +144,10 @@ class Link:
 def _shut(connection: AsyncPooled) -> None:
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.shutdown(socket.SHUT_RDWR)
+
+
+def _sentence(error: BaseException) -> str:
+    return f"the database cannot be used: {' '.join(str(error).split())}"
 
 
 async def _ask(connection: AsyncPooled, text: LiteralString) -> list[Row]:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -38,59 +39,70 @@ class Settler:
         self._on_settled = on_settled
         self._count = count
         self._windows: dict[str, Window] = {}
-        self._dirty: dict[Held, None] = {}
+        self._whole: deque[Held] = deque()
+        self._partly: dict[Held, float] = {}
+        """Leases of which something is known, and since when."""
         self._news = asyncio.Event()
-        self._urgent = asyncio.Event()
         self._clean = asyncio.Event()
-        self._clean.set()
+        self._hurry = False
 
     def finished(self, held: Held) -> None:
         """Take notice that messages of this lease are finished."""
         if held.left <= 0:
-            self._urgent.set()
-        if held not in self._dirty:
-            self._dirty[held] = None
-            self._clean.clear()
+            self._partly.pop(held, None)
+            self._whole.append(held)
             self._news.set()
+        elif held not in self._partly:
+            self._partly[held] = time.monotonic()
+            if len(self._partly) == 1:
+                self._news.set()
 
     async def flush(self) -> None:
         """Return when everything known so far is settled."""
-        self._urgent.set()
+        self._hurry = True
+        self._clean.clear()
+        self._news.set()
         await self._clean.wait()
 
     async def run(self) -> None:
         """Settle for ever."""
         while True:
-            await self._news.wait()
-            if not self._urgent.is_set():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_MOMENT):
-                        await self._urgent.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_MOMENT if self._partly else None):
+                    await self._news.wait()
             self._news.clear()
-            self._urgent.clear()
-            while self._dirty:
-                held = next(iter(self._dirty))
-                del self._dirty[held]
+            while held := self._next():
                 try:
                     await self._settle(held)
                 except (psycopg.Error, BartlebyError, OSError) as error:
                     # it cannot be told; the lease lapses, and the messages are delivered again
                     telemetry.error("settlement.impossible", str(error), queue=held.queue, lease_id=held.id)
                     self._on_settled(held)
+            self._hurry = False
             self._clean.set()
+
+    def _next(self) -> Held | None:
+        if self._whole:
+            return self._whole.popleft()
+        if not self._partly:
+            return None
+        held, since = next(iter(self._partly.items()))
+        if not self._hurry and time.monotonic() - since < _MOMENT:
+            return None
+        del self._partly[held]
+        return held
 
     async def _settle(self, held: Held) -> None:
         done, failed, released = held.take()
-        if not held.lost:
-            await self._watch(held, len(done), failed, released)
-            if done:
-                whole = len(done) == held.size
-                await self._acked(held, None if whole else done, len(done))
-            if failed:
-                await self._failed(held, failed)
-            if released:
-                await self._released(held, released)
-        if held.left <= 0 and held not in self._dirty:
+        await self._watch(held, len(done), failed, released)
+        if done:
+            whole = len(done) == held.size
+            await self._acked(held, None if whole else done, len(done))
+        if failed:
+            await self._failed(held, failed)
+        if released:
+            await self._released(held, released)
+        if held.left <= 0 and not held.unsettled():
             self._on_settled(held)
 
     async def _watch(
@@ -195,6 +207,5 @@ class Settler:
             except (psycopg.Error, OSError) as error:
                 if held.lost or not passing(error):
                     raise
-                telemetry.warning("settlement.delayed", f"the database did not take it: {error}", queue=held.queue)
                 await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads load, no secret
                 pause = min(_LONGEST_PAUSE, pause * 2)

@@ -16,13 +16,11 @@ from types import FrameType, TracebackType
 
 from bartleby.execute import Executor, Interrupted, Settlement, late
 from bartleby.held import Held
-from bartleby.lanes import CANCELLED, Finished, Lane
+from bartleby.lanes import CANCELLED, Finished, Items, Lane
 from bartleby.message import Message
 
 _TICK = 0.01
 _QUICK = 0.0005
-
-Items = Sequence[tuple[Held, Message]]
 
 
 class Run:
@@ -165,7 +163,7 @@ class ThreadLane(Lane):
 
     def _free(self, count: int) -> None:
         self.running -= count
-        if self.room():
+        if self._enough >= self.running + len(self._buffer):
             self.wanted.set()
 
     def _time_out(self, limit: float) -> None:

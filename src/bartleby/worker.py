@@ -28,7 +28,7 @@ from bartleby.heartbeat import Heartbeat
 from bartleby.held import Held
 from bartleby.janitor import Janitor
 from bartleby.lanes import CoroutineLane, Lane
-from bartleby.link import Link
+from bartleby.link import Link, passing
 from bartleby.message import Lease, Message
 from bartleby.settling import Settler
 from bartleby.terms import Terms
@@ -131,7 +131,6 @@ class Worker:
         while not self._stopping.is_set():
             limit = lane.room()
             if not limit:
-                lane.wanted.clear()
                 await lane.wanted.wait()
                 continue
             try:
@@ -139,7 +138,8 @@ class Worker:
                     await self._sleep(lane)
                 pause = 0.05
             except (psycopg.Error, BartlebyError, OSError) as error:
-                telemetry.warning("claim.failed", f"nothing could be claimed: {error}", queue=lane.handler.queue)
+                if not passing(error):
+                    telemetry.warning("claim.failed", f"nothing could be claimed: {error}", queue=lane.handler.queue)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause * random.uniform(0.5, 1)):  # noqa: S311 - spreads load
                         await self._stopping.wait()
@@ -242,8 +242,10 @@ class Worker:
 
     def _finished(self, held: Held, message: Message, settlement: Settlement) -> None:
         if not held.lost:
+            first = not held.done
             held.finish(message, settlement)
-            self._settler.finished(held)
+            if first or settlement is not None or held.left <= 0:
+                self._settler.finished(held)
 
     def _settled(self, held: Held) -> None:
         self._heartbeat.forget(held)
