@@ -99,6 +99,16 @@ class TestFail:
             {"position": 1, "delay": []},
             {"position": 1.5},
             {"position": 1e300},
+            {"position": 1, "max_attempts": 0},
+            {"position": 1, "max_attempts": 32001},
+            {"position": 1, "max_attempts": 1.5},
+            {"position": 1, "max_attempts": "3"},
+            {"position": 1, "give_up_after": -1},
+            {"position": 1, "give_up_after": 1e300},
+            {"position": 1, "give_up_after": "1 hour"},
+            {"position": 1, "reason": "bad"},
+            {"position": 1, "reason": 1},
+            {"position": 1, "reason": ""},
         ],
     )
     def test_what_makes_no_sense_is_refused(self, conn: Connection, bad: Any) -> None:
@@ -106,6 +116,17 @@ class TestFail:
         with refused("ZB008"):
             fail(conn, work.lease, bad)
         assert stats(conn)["leased"] == 3
+
+    def test_the_bad_one_is_named_by_its_index(self, conn: Connection) -> None:
+        work = claimed(conn)
+        first, second, _ = work.positions
+        with refused("ZB008", "failure 1: max_attempts"):
+            fail(conn, work.lease, {"position": first, "max_attempts": 1}, {"position": second, "max_attempts": 0})
+
+    def test_what_is_null_is_not_given(self, conn: Connection) -> None:
+        nothing = dict.fromkeys(["verdict", "delay", "rule", "max_attempts", "give_up_after", "reason", "error"])
+        assert fail_all(conn, claimed(conn, 1), **nothing)[0]["verdict"] == "retry"
+        assert value(conn, "select rule from bartleby.attempts") == "attempt 1 of 5"
 
     @pytest.mark.parametrize("bad", [None, "{}", "null", '{"position": 1}'])
     def test_what_is_no_array_is_refused(self, conn: Connection, bad: str | None) -> None:
@@ -177,6 +198,109 @@ class TestVerdict:
         send(conn, 1)
         assert self.live(conn, clock) == ["retry", "retry", "retry", "dead"]
         assert value(conn, "select reason from bartleby.dead_letters") == "expired"
+
+    @pytest.mark.parametrize("handlers", [1, 2, 4])
+    def test_the_handlers_budget_comes_before_the_queues(self, conn: Connection, clock: Clock, handlers: int) -> None:
+        create(conn, "q", max_attempts=3)
+        send(conn, 1)
+        assert self.live(conn, clock, max_attempts=handlers) == ["retry"] * (handlers - 1) + ["dead"]
+        assert value(conn, "select reason from bartleby.dead_letters") == "exhausted"
+
+    def test_the_messages_own_budget_comes_before_the_handlers(self, conn: Connection, clock: Clock) -> None:
+        create(conn, "q", max_attempts=3)
+        send(conn, 1, max_attempts=2)
+        assert self.live(conn, clock, max_attempts=4) == ["retry", "dead"]
+
+    def test_the_handlers_budget_is_not_the_messages_own_from_then_on(self, conn: Connection, clock: Clock) -> None:
+        send(conn, 1)
+        fail_all(conn, claim(conn), max_attempts=9)
+        assert value(conn, "select max_attempts from bartleby.messages") is None
+        clock.advance(400)
+        fail_all(conn, claim(conn), verdict="dead", max_attempts=9)
+        assert value(conn, "select max_attempts from bartleby.dead_letter") is None
+
+    def test_the_handlers_patience_comes_before_the_queues(self, conn: Connection, clock: Clock) -> None:
+        create(conn, "q", max_attempts=100, backoff="fixed", base=100, give_up_after=10)
+        send(conn, 1)
+        assert self.live(conn, clock, give_up_after=1000) == ["retry", "retry", "retry", "dead"]
+        assert value(conn, "select reason from bartleby.dead_letters") == "expired"
+
+    @pytest.mark.parametrize("style", ["postgres", "iso_8601", "sql_standard"])
+    def test_the_rule_tells_the_whole_story(self, conn: Connection, style: str) -> None:
+        conn.execute(f"set intervalstyle = '{style}'".encode())
+        create(conn, "q", max_attempts=2)
+        send_count(conn, 8)
+        work = claim(conn, 8)
+        stories: list[tuple[dict[str, Any], str]] = [
+            ({}, "attempt 1 of 2"),
+            ({"rule": "KeyError: transient by default"}, "KeyError: transient by default; attempt 1 of 2"),
+            ({"max_attempts": 7}, "attempt 1 of 7"),
+            ({"max_attempts": 1, "rule": "r"}, "r; attempt 1 of 1"),
+            ({"verdict": "dead"}, "the verdict was dead"),
+            ({"verdict": "dead", "rule": "KeyError is listed by the handler"}, "KeyError is listed by the handler"),
+            ({"give_up_after": 3600, "delay": 4000}, "give_up_after 01:00:00 is over"),
+            ({"reason": "unacceptable", "rule": "payload.a: expected int"},
+             "payload.a: expected int; rejected as unacceptable"),
+        ]  # fmt: skip
+        fail(conn, work.lease, *({"position": p, **s[0]} for p, s in zip(work.positions, stories, strict=True)))
+        assert column(conn, "select rule from bartleby.attempts order by message_id") == [story for _, story in stories]
+
+    def test_the_rule_of_a_crash_counts_crashes(self, conn: Connection, clock: Clock) -> None:
+        create(conn, "q", crash_budget=2, max_attempts=3, backoff="none")
+        send(conn, 1)
+        for _ in range(3):
+            claim(conn)
+            clock.advance(400)
+            conn.execute("select bartleby.reap()")
+        assert column(conn, "select rule from bartleby.attempts order by failed_at") == [
+            "nobody is charged before it ran alone",
+            "crash 1 of 2",
+            "crash 2 of 2",
+        ]
+
+    def test_a_crash_beyond_the_attempts_counts_attempts(self, conn: Connection, clock: Clock) -> None:
+        create(conn, "q", crash_budget=9, max_attempts=1)
+        send(conn, 1)
+        for _ in range(2):
+            claim(conn)
+            clock.advance(400)
+            conn.execute("select bartleby.reap()")
+        assert column(conn, "select rule from bartleby.attempts where verdict = 'dead'") == ["attempt 1 of 1"]
+        assert value(conn, "select reason from bartleby.dead_letters") == "crashed"
+
+    @pytest.mark.parametrize(("reason", "dies_of"), [("unacceptable", "unacceptable"), ("delivery_error", "terminal")])
+    def test_a_failure_with_a_reason_is_a_rejection(self, conn: Connection, reason: str, dies_of: str) -> None:
+        """With the evidence of a failure; whatever the verdict says."""
+        work = claimed(conn, 1)
+        said = {"error_type": "ValidationError", "error": "e", "traceback": "t", "fingerprint": "f"}
+        assert fail_all(conn, work, reason=reason, verdict="retry", **said)[0]["verdict"] == "dead"
+        letter = row(conn, "select reason, error_type, error, traceback, fingerprint from bartleby.dead_letters")
+        assert letter == {**said, "reason": dies_of}
+        assert row(conn, "select outcome, verdict from bartleby.attempts") == {"outcome": "rejected", "verdict": "dead"}
+
+    def test_failures_and_rejections_in_one_call(self, conn: Connection) -> None:
+        create(conn, "invalid")
+        create(conn, "dead")
+        create(conn, "q", invalid_to="invalid", dead_letter_to="dead")
+        work = claimed(conn, 4)
+        fields: list[dict[str, Any]] = [
+            {"reason": "unacceptable", "error_type": "E", "error": "e"},
+            {"reason": "delivery_error"},
+            {"verdict": "dead"},
+            {},
+        ]
+        answers = fail(conn, work.lease, *({"position": p, **f} for p, f in zip(work.positions, fields, strict=True)))
+        assert sorted(answer["verdict"] for answer in answers) == ["dead", "dead", "dead", "retry"]
+        (copy,) = claim(conn, 9, "invalid").messages
+        assert (copy["payload"], copy["headers"]["rejection_reason"]) == (1, "unacceptable")
+        assert copy["headers"]["rejection_message"] == "E: e"
+        assert sorted(claim(conn, 9, "dead").payloads) == [2, 3]
+        assert column(conn, "select outcome from bartleby.attempts order by message_id") == [
+            "rejected",
+            "rejected",
+            "failed",
+            "failed",
+        ]
 
     def test_a_lowered_budget_holds_for_messages_under_way(self, conn: Connection, clock: Clock) -> None:
         send(conn, 1)

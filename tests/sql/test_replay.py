@@ -243,3 +243,43 @@ def test_it_wakes_an_idle_worker(connect: Connect, conn: Connection) -> None:
     worker.execute("select bartleby.idle('q')")
     replay(conn, dead)
     assert len(list(worker.notifies(timeout=10, stop_after=1))) == 1
+
+
+class TestGeneration:
+    def replay_with(self, conn: Connection, number: int, generation: int | None) -> list[int]:
+        return column(conn, "select bartleby.replay(%s, 'ann', 'new code', %s)", [number], generation)
+
+    @pytest.mark.parametrize("before", [None, 4])
+    def test_it_is_set_when_given(self, conn: Connection, before: int | None) -> None:
+        sent = send(conn, 1, generation=before)
+        assert die(conn) == sent
+        assert self.replay_with(conn, sent, 7) == [sent]
+        assert claim(conn).one["generation"] == 7
+
+    def test_else_it_is_kept(self, conn: Connection) -> None:
+        sent = send(conn, 1, generation=4)
+        die(conn)
+        assert self.replay_with(conn, sent, None) == [sent]
+        assert claim(conn).one["generation"] == 4
+
+    def test_it_may_go_back_to_the_first(self, conn: Connection) -> None:
+        sent = send(conn, 1, generation=4)
+        die(conn)
+        self.replay_with(conn, sent, 0)
+        assert claim(conn).one["generation"] == 0
+
+    def test_the_letter_remembers_each(self, conn: Connection) -> None:
+        sent = send(conn, 1, generation=4)
+        die(conn)
+        self.replay_with(conn, sent, 5)
+        assert letter(conn)["generation"] == 4
+        die(conn)
+        found = row(conn, "select generation, failure_history from bartleby.dead_letters")
+        assert (found["generation"], found["failure_history"][0]["generation"]) == (5, 4)
+
+    def test_a_negative_one_is_refused(self, conn: Connection) -> None:
+        sent = send(conn, 1)
+        die(conn)
+        with refused("ZB008", "generation"):
+            self.replay_with(conn, sent, -1)
+        assert letter(conn)["status"] == "dead"

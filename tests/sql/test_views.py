@@ -178,3 +178,53 @@ class TestDrift:
     def test_a_moved_clock_is_drift(self, conn: Connection) -> None:
         move_clock(conn)
         assert drift(conn) == {"function clock()": "changed"}
+
+
+class TestGroups:
+    def test_dead_letters_by_what_they_died_of(self, conn: Connection) -> None:
+        clock = move_clock(conn)
+        create(conn, "other")
+        for queue, fingerprint, count in (("q", "a", 3), ("q", "b", 1), ("other", "a", 2), ("q", None, 1)):
+            for number in range(count):
+                send(conn, 1, queue)
+                failure = {"error_type": f"E{number}", "error": f"{fingerprint} {number}", "fingerprint": fingerprint}
+                fail_all(conn, claim(conn, queue=queue), verdict="dead", **failure)
+                clock.advance(10)
+        groups = rows(conn, "select * from bartleby.groups order by queue, fingerprint")
+        times = [(group.pop("first_dead_at"), group.pop("last_dead_at")) for group in groups]
+        assert [round((last - first).total_seconds()) for first, last in times] == [10, 20, 0, 0]
+        assert groups == [
+            {"fingerprint": "a", "queue": "other", "error_type": "E1", "error": "a 1", "dead": 2},
+            {"fingerprint": "a", "queue": "q", "error_type": "E2", "error": "a 2", "dead": 3},
+            {"fingerprint": "b", "queue": "q", "error_type": "E0", "error": "b 0", "dead": 1},
+            {"fingerprint": None, "queue": "q", "error_type": "E0", "error": "None 0", "dead": 1},
+        ]
+
+    def test_what_lives_again_is_in_none(self, conn: Connection) -> None:
+        ids = send_count(conn, 3)
+        fail_all(conn, claim(conn, 3), verdict="dead", fingerprint="a")
+        conn.execute("select bartleby.replay(%s, 'me', 'again')", [ids[:2]])
+        assert column(conn, "select dead from bartleby.groups") == [1]
+        conn.execute("select bartleby.replay(%s, 'me', 'again')", [ids])
+        assert rows(conn, "select * from bartleby.groups") == []
+
+
+def test_a_leased_message_says_by_whom_and_until_when(conn: Connection) -> None:
+    send_count(conn, 2)
+    send(conn, 3, delay="1 hour")
+    claim(conn, worker="host-1", lease="10 minutes")
+    found = rows(conn, "select state, worker, leased_until from bartleby.messages order by message_id")
+    assert found[1:] == [
+        {"state": "ready", "worker": None, "leased_until": None},
+        {"state": "deferred", "worker": None, "leased_until": None},
+    ]
+    assert (found[0]["state"], found[0]["worker"]) == ("leased", "host-1")
+    assert found[0]["leased_until"] == value(conn, "select max(until) from bartleby.lease")
+
+
+def test_events_are_listed_as_they_happened(conn: Connection) -> None:
+    conn.execute("select bartleby.open_breaker('q', 'storm', '0')")
+    conn.execute("select bartleby.close_breaker('q', 'me', 'over')")
+    found = rows(conn, "select id, type, queue, data, created_at from bartleby.events order by id")
+    assert [event["type"] for event in found] == ["io.bartleby.breaker.opened", "io.bartleby.breaker.closed"]
+    assert found[0]["created_at"] <= found[1]["created_at"]
