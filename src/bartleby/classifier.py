@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bartleby.anatomy import ancestry, bases, before, chain, is_group, leaves, type_name
+from bartleby.errors import InvalidPayload, UndecodablePayload
 from bartleby.outcomes import Retry, Snooze, Terminal
 
 _OUTAGE = 5
@@ -25,7 +26,7 @@ _INTEGRITY = frozenset({
 })  # fmt: skip
 _INVALID = frozenset({
     "pydantic_core._pydantic_core.ValidationError", "pydantic.error_wrappers.ValidationError",
-    "pydantic.ValidationError", "bartleby.errors.InvalidPayload", "bartleby.errors.UndecodablePayload",
+    "pydantic.ValidationError",
 })  # fmt: skip
 # What is wrong with one message's file is not wrong with the world.
 _LOCAL = frozenset({
@@ -86,8 +87,7 @@ def _asked_for(error: BaseException) -> Ruling | None:
             return Ruling("retry", "the handler asked for a retry", None, _DOUBT)
         return Ruling("retry", f"the handler asked for a retry after {after:g} s", after)
     if issubclass(kind, Terminal):
-        name = type_name(kind).removeprefix("bartleby.outcomes.")
-        return Ruling("dead", "the handler said Terminal" if name == "Terminal" else f"{name} is a Terminal")
+        return Ruling("dead", "the handler said Terminal" if kind is Terminal else f"{type_name(kind)} is a Terminal")
     return None
 
 
@@ -103,12 +103,12 @@ def _listed(error: BaseException, terminal: Sequence[type[BaseException]]) -> Ru
 
 
 def _known(error: BaseException) -> Ruling | None:
-    names = ancestry(type(error))
-    name = type_name(type(error))
+    kind = type(error)
+    names, name = ancestry(kind), type_name(kind)
     if not names.isdisjoint(_INTEGRITY):
         article = "is an IntegrityError: terminal" if not name.endswith("IntegrityError") else "is terminal"
         return Ruling("dead", f"{name} {article}")
-    if not names.isdisjoint(_INVALID):
+    if issubclass(kind, InvalidPayload | UndecodablePayload) or not names.isdisjoint(_INVALID):
         return Ruling("dead", f"{name} is terminal: what does not validate will not later")
     return None
 

@@ -72,7 +72,7 @@ def _first_of(error: Any) -> Misfit:  # noqa: ANN401 - pydantic's error, which i
     for each, details in zip(misfits, found, strict=True):
         for step in reversed(details["loc"]):
             each.inside(step)
-    others = [f"{each.path}: {each.reason}" for each in misfits[1:_SHOWN_ERRORS]]
+    others = [f"{each.path.removeprefix('.')}: {each.reason}" for each in misfits[1:_SHOWN_ERRORS]]
     if len(misfits) > _SHOWN_ERRORS:
         others.append(f"and {len(misfits) - _SHOWN_ERRORS} more")
     misfits[0].reason = "; ".join([misfits[0].reason, *others])

@@ -14,7 +14,7 @@ __all__ = ["RetryPolicy", "Ruling", "classify"]
 
 _BACKOFFS = ("exponential", "quadratic", "fixed", "schedule", "none")
 _JITTERS = ("full", "none")
-_CENTURY = 100 * 365.25 * 86400
+_CENTURY = 100 * 360 * 86400  # as PostgreSQL compares intervals
 _MOST_ATTEMPTS = 32_000
 _MOST_FACTOR = 1000
 _LONGEST_SCHEDULE = 1000
