@@ -1,0 +1,362 @@
+"""Typed payloads: what fits becomes the type, what does not is told with its path, and nothing is guessed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    NewType,
+    NotRequired,
+    Optional,
+    Required,
+    TypedDict,
+    TypeVar,
+    Union,
+)
+from uuid import UUID
+
+import pydantic
+import pydantic.dataclasses
+import pytest
+
+from bartleby.errors import InvalidPayload, UndecodablePayload
+from bartleby.message import decode
+from bartleby.typed import converter
+from tests import poison
+
+T = TypeVar("T")
+OrderId = NewType("OrderId", int)
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Size(IntEnum):
+    SMALL = 1
+    LARGE = 2
+
+
+class State(StrEnum):
+    NEW = "new"
+
+
+@dataclass
+class Customer:
+    id: int
+    name: str = "nobody"
+
+
+@dataclass
+class Box(Generic[T]):
+    content: T
+    more: list[T] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    id: OrderId
+    customer: Customer
+    colour: Colour = Colour.RED
+    size: Size | None = None
+    price: Decimal = Decimal(0)
+    weight: float = 0.0
+    at: datetime | None = None
+    due: date | None = None
+    lines: list[Customer] = field(default_factory=list)
+    pair: tuple[int, str] | None = None
+    tags: frozenset[str] = frozenset()
+    meta: dict[str, Any] = field(default_factory=dict)
+    box: Box[int] | None = None
+    parts: "list[Order]" = field(default_factory=list)
+    kind: Literal["a", 1] = "a"
+    constant: ClassVar[int] = 5
+    total: int = field(default=0, init=False)
+
+
+@dataclass
+class Checked:
+    low: int
+    high: int
+    factor: InitVar[int] = 1
+
+    def __post_init__(self, factor: int) -> None:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+        if self.low < 0:
+            raise LookupError("below zero")
+        self.high *= factor
+
+
+class Loose(TypedDict, total=False):
+    a: Required[int]
+    b: str
+
+
+class Tight(TypedDict):
+    a: int
+    b: NotRequired[list[Loose]]
+
+
+class Model(pydantic.BaseModel):
+    id: int
+    inner: Customer | None = None
+    names: list[str] = []
+
+
+@pydantic.dataclasses.dataclass
+class Validated:
+    id: int
+
+
+@dataclass
+class Mixed:
+    model: Model
+    loose: Loose | None = None
+
+
+def refusal(annotation: Any, payload: object) -> str:
+    with pytest.raises(InvalidPayload) as found:
+        converter(annotation)(payload)
+    return str(found.value)
+
+
+FITS: list[tuple[Any, Any, Any]] = [
+    (int, 5, 5),
+    (float, 5, 5.0),
+    (float, 1.5, 1.5),
+    (str, "x", "x"),
+    (bool, True, True),
+    (None, None, None),
+    (Any, {"a": [1]}, {"a": [1]}),
+    (object, 5, 5),
+    (dict, {"a": 1}, {"a": 1}),
+    (list, [1, "x"], [1, "x"]),
+    (list[int], [1, 2], [1, 2]),
+    (dict[str, int], {"a": 1}, {"a": 1}),
+    (dict[int, str], {"-7": "x"}, {-7: "x"}),
+    (Mapping[str, float], {"a": 1}, {"a": 1.0}),
+    (Sequence[int], [1], [1]),
+    (tuple[int, ...], [1, 2], (1, 2)),
+    (tuple[int, str], [1, "x"], (1, "x")),
+    (tuple, [1, "x"], (1, "x")),
+    (tuple[()], [], ()),
+    (set[int], [1, 1], {1}),
+    (Optional[int], None, None),  # noqa: UP045 - both spellings are in use
+    (Union[int, str], "x", "x"),  # noqa: UP007 - both spellings are in use
+    (int | float, 5, 5),
+    (float | int, 5, 5),
+    (Literal["a", 1] | None, None, None),
+    (Colour, "blue", Colour.BLUE),
+    (Size, 2, Size.LARGE),
+    (State, "new", State.NEW),
+    (Decimal, "1.50", Decimal("1.50")),
+    (Decimal, 1.1, Decimal("1.1")),
+    (Decimal, 7, Decimal(7)),
+    (UUID, "12345678123456781234567812345678", UUID(int=0x12345678123456781234567812345678)),
+    (datetime, "2026-03-01T12:00:00Z", datetime(2026, 3, 1, 12, tzinfo=UTC)),
+    (date, "2026-03-01", date(2026, 3, 1)),
+    (time, "12:30", time(12, 30)),
+    (Annotated[int, "positive"], 5, 5),
+    (OrderId, 5, 5),
+    (list[OrderId], [5], [5]),
+    (Customer, {"id": 1}, Customer(1)),
+    (Customer, {"id": 1, "name": "x", "unknown": 1}, Customer(1, "x")),
+    (Box[int], {"content": 1, "more": [2]}, Box(1, [2])),
+    (Box[Customer], {"content": {"id": 1}}, Box(Customer(1))),
+    (Box, {"content": "anything"}, Box("anything")),
+    (Checked, {"low": 1, "high": 2, "factor": 3}, Checked(1, 6)),
+    (Loose, {"a": 1, "c": 3}, {"a": 1}),
+    (Tight, {"a": 1, "b": [{"a": 2, "b": "x"}]}, {"a": 1, "b": [{"a": 2, "b": "x"}]}),
+    (Model, {"id": "5", "names": ["x"]}, Model(id=5, names=["x"])),
+    (list[Model], [{"id": 1}], [Model(id=1)]),
+    (Validated, {"id": 5}, Validated(5)),
+    (Mixed, {"model": {"id": 1}}, Mixed(Model(id=1))),
+    (Customer | None, None, None),
+    (Customer | list[Customer], [{"id": 1}], [Customer(1)]),
+]
+
+
+@pytest.mark.parametrize(("annotation", "payload", "expected"), FITS, ids=lambda value: str(value)[:40])
+def test_what_fits(annotation: Any, payload: Any, expected: Any) -> None:
+    found = converter(annotation)(payload)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+def test_a_whole_order() -> None:
+    payload = decode("""{
+        "id": 8812, "customer": {"id": 7, "name": "Ann"}, "colour": "blue", "size": 1, "price": "12.50", "weight": 3,
+        "at": "2026-03-01T12:00:00+01:00", "due": "2026-03-02", "lines": [{"id": 1}], "pair": [1, "x"], "tags": ["a"],
+        "meta": {"deep": [1, {"x": null}]}, "box": {"content": 5}, "kind": 1,
+        "parts": [{"id": 1, "customer": {"id": 1}, "parts": [{"id": 2, "customer": {"id": 2}}]}],
+        "total": 99, "constant": 99, "unknown": true
+    }""")
+    order = converter(Order)(payload)
+    assert (order.customer, order.colour, order.size) == (Customer(7, "Ann"), Colour.BLUE, Size.SMALL)
+    assert (order.price, order.weight, order.pair, order.kind) == (Decimal("12.50"), 3.0, (1, "x"), 1)
+    assert order.parts[0].parts[0].customer == Customer(2)
+    assert (order.total, order.constant) == (0, 5)
+
+
+NO_INTEGER = "Input should be a valid integer, unable to parse string as an integer"
+REFUSED: list[tuple[Any, Any, str]] = [
+    (int, "1", "payload: expected int, not '1'"),
+    (int, True, "payload: expected int, not true"),
+    (int, 1.0, "payload: expected int, not 1.0"),
+    (int, None, "payload: expected int, not null"),
+    (int, {"secret": 1}, "payload: expected int, not an object"),
+    (int, [1], "payload: expected int, not a list"),
+    (float, True, "payload: expected float, not true"),
+    (float, "1", "payload: expected float, not '1'"),
+    (float, 10**400, "payload: expected float, not 1" + "0" * 59 + "…"),
+    (bool, 1, "payload: expected bool, not 1"),
+    (str, 1, "payload: expected str, not 1"),
+    (str, None, "payload: expected str, not null"),
+    (None, 0, "payload: expected null, not 0"),
+    (list[int], [1, "x"], "payload[1]: expected int, not 'x'"),
+    (dict[str, int], {"a b": "x"}, "payload['a b']: expected int, not 'x'"),
+    (dict, [], "payload: expected an object, not a list"),
+    (dict[int, str], {"x": "y"}, "payload.x: expected a key that is an int, not 'x'"),
+    (tuple[int, str], [1], "payload: expected 2 items, not 1"),
+    (tuple[int, str], [1, 2], "payload[1]: expected str, not 2"),
+    (int | None, "x", "payload: expected int or null, not 'x'"),
+    (set[Any], [[]], "payload: unhashable type: 'list'"),
+    (Literal["a", 1], True, "payload: expected one of 'a', 1, not true"),
+    (Literal["a"], 5, "payload: expected 'a', not 5"),
+    (Colour, "green", "payload: expected one of 'red', 'blue', not 'green'"),
+    (Size, True, "payload: expected one of 1, 2, not true"),
+    (Colour, ["red"], "payload: expected one of 'red', 'blue', not a list"),
+    (Decimal, "NaN", "payload: expected Decimal, not 'NaN'"),
+    (Decimal, True, "payload: expected Decimal, not true"),
+    (Decimal, " 1", "payload: expected Decimal, not ' 1'"),
+    (Decimal, "1_000", "payload: expected Decimal, not '1_000'"),
+    (UUID, "x", "payload: expected UUID, not 'x'"),
+    (UUID, 5, "payload: expected UUID, not 5"),
+    (datetime, "soon", "payload: expected datetime, not 'soon'"),
+    (datetime, 1700000000, "payload: expected datetime, not 1700000000"),
+    (date, "2026-02-30", "payload: expected date, not '2026-02-30'"),
+    (Customer, [], "payload: expected an object, not a list"),
+    (Customer, {}, "payload.id: missing"),
+    (Customer, {"id": "x"}, "payload.id: expected int, not 'x'"),
+    (Box[int], {"content": "x"}, "payload.content: expected int, not 'x'"),
+    (Checked, {"low": 2, "high": 1}, "payload: low 2 is above high 1"),
+    (Checked, {"low": -1, "high": 1}, "payload: LookupError: below zero"),
+    (list[Checked], [{"low": 2, "high": 1}], "payload[0]: low 2 is above high 1"),
+    (Loose, {"b": "x"}, "payload.a: missing"),
+    (Tight, {"a": 1, "b": [{"a": 1}, {"a": "x"}]}, "payload.b[1].a: expected int, not 'x'"),
+    (Mixed, {"model": {"id": "x"}}, f"payload.model.id: {NO_INTEGER}"),
+    (Customer | None, {"id": "x"}, "payload.id: expected int, not 'x'"),
+    (Validated, {"id": "x"}, f"payload.id: {NO_INTEGER}"),
+    (str | list[Customer], [{"id": 1}, {"id": None}], "payload[1].id: expected int, not null"),
+    (int, "x" * 1000, "payload: expected int, not '" + "x" * 60 + "…'"),
+]
+
+
+@pytest.mark.parametrize(("annotation", "payload", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_does_not_fit_is_told_with_its_path(annotation: Any, payload: Any, message: str) -> None:
+    assert refusal(annotation, payload) == message
+
+
+def test_the_path_goes_all_the_way_down() -> None:
+    wrong = {
+        "id": 1,
+        "customer": {"id": 1},
+        "parts": [{"id": 2, "customer": {"id": 2}, "lines": [{"id": 1}, {"id": "x"}]}],
+    }
+    assert refusal(Order, wrong) == "payload.parts[0].lines[1].id: expected int, not 'x'"
+
+
+def test_pydantic_says_the_first_three() -> None:
+    message = refusal(Model, {"id": "x", "names": [1, 2, 3]})
+    assert message.startswith("payload.id: Input should be a valid integer")
+    assert "; names[0]: Input should be a valid string; names[1]: " in message
+    assert message.endswith("; and 1 more")
+
+
+def test_the_cause_is_kept() -> None:
+    with pytest.raises(InvalidPayload) as found:
+        converter(Checked)({"low": 2, "high": 1})
+    assert isinstance(found.value.__cause__, ValueError)
+
+
+def test_trouble_that_is_not_about_the_payload_is_passed_on() -> None:
+    @dataclass
+    class Reading:
+        name: str
+
+        def __post_init__(self) -> None:
+            raise ConnectionError("no server")
+
+    with pytest.raises(ConnectionError):
+        converter(Reading)({"name": "x"})
+
+
+def test_a_default_is_not_shared() -> None:
+    convert = converter(Box[int])
+    first, second = convert({"content": 1}), convert({"content": 2})
+    first.more.append(5)
+    assert second.more == []
+
+
+def test_nested_too_deep_is_refused() -> None:
+    payload: dict[str, Any] = {"id": 1, "customer": {"id": 1}}
+    for _ in range(5000):
+        payload = {"id": 1, "customer": {"id": 1}, "parts": [payload]}
+    assert refusal(Order, payload) == "payload: nested too deep"
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        bytes,
+        Plain,
+        complex,
+        list[bytes],
+        dict[str, Plain],
+        int | Plain,
+        Box[bytes],
+        "Order",
+        5,
+        [int],
+        type,
+        Final[Plain],
+    ],
+    ids=str,
+)
+def test_what_no_payload_can_be_is_refused_when_the_handler_is_declared(annotation: Any) -> None:
+    with pytest.raises(TypeError, match="no payload can be turned into"):
+        converter(annotation)
+
+
+def test_a_name_that_cannot_be_found_is_told() -> None:
+    @dataclass
+    class Broken:
+        other: "Nowhere"  # type: ignore[name-defined]  # noqa: F821 - that is the point
+
+    with pytest.raises(TypeError, match="Nowhere"):
+        converter(Broken)
+
+
+@pytest.mark.parametrize("name", poison.PAYLOADS)
+def test_no_poison_becomes_an_order(name: str) -> None:
+    with pytest.raises((InvalidPayload, UndecodablePayload)) as found:
+        converter(poison.Order)(decode(poison.PAYLOADS[name].text))
+    assert len(str(found.value)) < 300
+
+
+def test_the_good_payload_beside_the_poison_is_an_order() -> None:
+    order = converter(poison.Order)(decode(poison.GOOD))
+    assert (order.customer.id, order.price) == (2, Decimal("1.5"))
