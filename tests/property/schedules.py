@@ -127,6 +127,10 @@ def pause(world: World, rng: random.Random, k: int, queue: str) -> None:
     world.pause(queue, paused=queue not in world.model.paused)
 
 
+def breaker(world: World, rng: random.Random, k: int, queue: str) -> None:
+    world.set_breaker(queue, rng.choice(["open", "open", "open", "close", "force"]))
+
+
 def savepoint(world: World, rng: random.Random, k: int, queue: str) -> None:
     world.savepoint(k)
 
@@ -166,5 +170,6 @@ STEPS: dict[str, tuple[int, Callable[[World, random.Random, int, str], None]]] =
     "reap": (4, reap),
     "turn": (3, turn),
     "pause": (1, pause),
+    "breaker": (2, breaker),
     "advance": (6, advance),
 }

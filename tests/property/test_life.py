@@ -177,6 +177,10 @@ class Life(RuleBasedStateMachine):
         name = self.name(queue)
         self.here.pause(name, paused=name not in self.here.model.paused)
 
+    @rule(queue=queues, verb=st.sampled_from(["open", "close", "force"]))
+    def set_breaker(self, queue: int, verb: str) -> None:
+        self.here.set_breaker(self.name(queue), verb)
+
     @rule(seconds=st.sampled_from([0.5, 2, 7, 70]))
     def advance(self, seconds: float) -> None:
         self.here.advance(seconds)

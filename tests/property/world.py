@@ -188,6 +188,7 @@ class World:
         with self.acting(k) as (conn, tx):
             if not self.model.free(tx, ("claim", queue)):
                 return None
+            breaker = self.breaker(conn, queue)
             before = self.now()
             rows = [
                 Claimed(*row)
@@ -196,9 +197,12 @@ class World:
                     [queue, limit],
                 )
             ]
-            if queue in self.model.paused:
-                assert not rows, "a paused queue handed out messages"
+            if queue in self.model.paused or breaker == "forced":
+                assert not rows, "a paused or forced queue handed out messages"
+            elif breaker == "open" and not rows:
+                tx.locks.add(("claim", queue))  # no probe is due
             else:
+                assert breaker == "closed" or len(rows) == 1, "an open breaker handed out a batch"
                 until = self.now() + self.model.queues[queue].lease
                 now = self.now() if rows else before
                 self.model.claimed(tx, queue, rows, limit=limit, now=now, until=until)
@@ -229,6 +233,7 @@ class World:
             for position in positions
         ]
         with self.acting(k) as (conn, tx):
+            charged = verdict == "dead" or self.breaker(conn, self.model.lease(tx, lease).queue) == "closed"
             before = self.now()
             rows = conn.execute(
                 "select position, message_id, verdict, extract(epoch from retry_at)::float from bartleby.fail(%s, %s)",
@@ -240,7 +245,11 @@ class World:
                 base = self.model.queues[message.queue].base if delay is None else delay
                 number, answer, retry_at = said[position]
                 assert number == message.id
-                dies = self.model.failed(tx, message, retry_at or 0.0, dead=verdict == "dead")
+                if charged:
+                    dies = self.model.failed(tx, message, retry_at or 0.0, dead=verdict == "dead")
+                else:
+                    self.model.back(tx, message, retry_at, solo=False)
+                    dies = False
                 assert answer == ("dead" if dies else "retry")
                 assert dies or abs(retry_at - before - base) < SLACK
                 self._follow_route(conn, tx, message, dies=dies)
@@ -310,8 +319,30 @@ class World:
 
     def pause(self, queue: str, *, paused: bool) -> None:
         verb = "pause" if paused else "resume"
-        self.lab.admin.execute(f"select bartleby.{verb}_queue(%s)".encode(), [queue])
-        (self.model.paused.add if paused else self.model.paused.discard)(queue)
+        if self._unless_it_waits(f"{verb}_queue(%s)", queue):
+            (self.model.paused.add if paused else self.model.paused.discard)(queue)
+
+    def breaker(self, conn: Connection, queue: str) -> str:
+        """The state of a breaker as this session sees it: it may close in a transaction that is still open."""
+        row = conn.execute("select breaker_state from bartleby.queue where name = %s", [queue]).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def set_breaker(self, queue: str, verb: str) -> None:
+        """Open, force or close a breaker, unless that would wait for a probe in an open transaction."""
+        arguments = {"open": "'storm', '0'", "force": "'me', 'test'", "close": "'me', 'test'"}[verb]
+        self._unless_it_waits(f"{verb}_breaker(%s, {arguments})", queue)
+
+    def _unless_it_waits(self, call: str, queue: str) -> bool:
+        """A probe that closed the breaker in an open transaction holds the queue's row."""
+        try:
+            with self.lab.admin.transaction():
+                self.lab.admin.execute("set local lock_timeout = '20ms'")
+                self.lab.admin.execute(f"select bartleby.{call}".encode(), [queue])
+        except errors.LockNotAvailable:
+            self.note("it waits")
+            return False
+        return True
 
     def advance(self, seconds: float) -> None:
         self.lab.shift += seconds
@@ -383,6 +414,9 @@ class World:
         """Let everything end, and drain: what was committed arrives or is dead, and nothing else is there."""
         for name in self.names:
             self.pause(name, paused=False)
+            assert name not in self.model.paused
+            self.set_breaker(name, "close")
+            assert self.breaker(self.lab.admin, name) == "closed"
         for _ in range(40):
             self._drain()
             if all(message.where in {Where.DEAD, Where.DONE} for message in self.model.committed.messages.values()):
