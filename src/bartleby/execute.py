@@ -4,14 +4,16 @@ Nothing a handler raises gets past this module: an exception is evidence, never 
 """
 
 import asyncio
+import inspect
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import CoroutineType
+from dataclasses import dataclass
 from typing import Any, cast
 
+from bartleby import telemetry
+from bartleby.deadlines import bounded
 from bartleby.errors import InvalidHandler, InvalidPayload, UndecodablePayload
-from bartleby.failure import Recorder
+from bartleby.failure import Evidence, Recorder
 from bartleby.handlers import Handler
 from bartleby.message import Failure, Message, MessageId
 from bartleby.outcomes import AlreadyHandled, Done, Outcome
@@ -52,14 +54,12 @@ class Executor:
         self._version = version
         self._function: Callable[..., Any] = handler.function
         self._plain = handler.convert is None
-        self._endless = handler.timeout is None
 
     async def run(self, message: Message) -> Settlement:
         """Await the handler of one message."""
         try:
             arguments = (message,) if self._plain else self.handler.arguments(message)
-            running = self._function(*arguments)
-            answer = await (running if self._endless else self._awaited(running))
+            answer = await self._awaited(self._function(*arguments))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is evidence
@@ -99,8 +99,16 @@ class Executor:
             outcomes = dict.fromkeys(fit, error)
         return self._batch(messages, settlements, outcomes)
 
-    def judge(self, message: Message, error: BaseException) -> Settlement:
-        """Return what an exception means for its message."""
+    def judge(self, message: Message, error: BaseException, evidence: Evidence | None = None) -> Settlement:
+        """Return what an exception means for its message; whatever it is, there is an answer."""
+        try:
+            return self._judged(message, error, evidence)
+        except Exception as trouble:  # noqa: BLE001 - a message that nobody settles would be leased for ever
+            text = f"{type(trouble).__name__} while looking at what the handler raised"
+            telemetry.error("failure.unreadable", text, queue=message.queue, message_id=message.id)
+            return Failed(Failure(message.position, "UnreadableFailure", text, worker_version=self._version), 0)
+
+    def _judged(self, message: Message, error: BaseException, evidence: Evidence | None) -> Settlement:
         kind = type(error)  # not isinstance(): it asks the exception for its class, and a hostile one lies or raises
         if issubclass(kind, AlreadyHandled):
             return None
@@ -112,7 +120,7 @@ class Executor:
                 # not the message's fault, and perhaps everybody's: come back one after another
                 delay = random.uniform(1, 5)  # noqa: S311 - spreads load, no secret
             return Released(delay, ruling.rule, ruling.suspicion)
-        evidence = self._recorder.evidence(message.queue, error)
+        evidence = evidence or self._recorder.evidence(message.queue, error)
         unacceptable = issubclass(kind, InvalidPayload | UndecodablePayload)
         report = Failure(
             message.position,
@@ -130,36 +138,22 @@ class Executor:
         )
         return Failed(report, 0 if unacceptable else ruling.suspicion)
 
-    async def _awaited(self, running: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the handler returns
+    def _awaited(self, running: Awaitable[Any]) -> Awaitable[Any]:
         limit = self.handler.timeout
-        if limit is None:
-            return await running
-        scope = asyncio.timeout(limit)
-        try:
-            async with scope:
-                return await running
-        except TimeoutError as error:
-            if scope.expired():
-                raise TimeoutError(late(limit)).with_traceback(error.__traceback__) from None
-            raise
+        return running if limit is None else bounded(running, limit, self.handler.name)
 
     def _returned(self, message: Message, answer: object) -> Settlement:
         kind = type(answer)
         if issubclass(kind, BaseException):
             return self.judge(message, cast("BaseException", answer))
         if kind is type and issubclass(cast("type", answer), Outcome):
-            return self._instance(message, cast("type[Outcome]", answer))
-        if kind is CoroutineType:
-            cast("CoroutineType[Any, Any, Any]", answer).close()
-            hint = f"{self.handler.name} is a plain function that returned a coroutine: declare it with async def"
-            return self.judge(message, InvalidHandler(hint))
+            return self.judge(message, _instance(cast("type[Outcome]", answer)))
+        if inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer):
+            if inspect.iscoroutine(answer):
+                answer.close()
+            text = f"{self.handler.name} returned a {kind.__name__} that nobody runs: declare it with async def"
+            return self.judge(message, InvalidHandler(text))
         return None
-
-    def _instance(self, message: Message, outcome: type[Outcome]) -> Settlement:
-        try:
-            return self.judge(message, outcome())
-        except TypeError as error:  # Snooze without its delay
-            return self.judge(message, error)
 
     def _fitting(self, messages: Sequence[Message]) -> tuple[dict[MessageId, Settlement], dict[MessageId, Any]]:
         refused: dict[MessageId, Settlement] = {}
@@ -177,31 +171,22 @@ class Executor:
         settlements: dict[MessageId, Settlement],
         outcomes: Mapping[MessageId, object],
     ) -> list[Settlement]:
-        judged: dict[int, Settlement] = {}
+        seen: dict[int, tuple[BaseException, Evidence]] = {}  # one exception of a whole batch is looked at once
         for message in messages:
             if message.id in settlements:
                 continue
-            outcome = outcomes.get(message.id, _FORGOTTEN)
-            settlement: Settlement = None
-            if outcome is not None and outcome is not Done and not isinstance(outcome, Done):
-                if outcome is _FORGOTTEN or not isinstance(outcome, BaseException | type):
-                    outcome = _no_outcome(self.handler, outcome)
-                # one exception of a whole batch is looked at once
-                settlement = judged.get(id(outcome)) or self._returned(message, outcome)
-                judged[id(outcome)] = settlement
-                if isinstance(settlement, Failed):
-                    settlement = replace(settlement, report=replace(settlement.report, position=message.position))
-            settlements[message.id] = settlement
+            outcome = _error(self.handler, outcomes.get(message.id, _FORGOTTEN))
+            if outcome is None:
+                settlements[message.id] = None
+                continue
+            if id(outcome) not in seen:
+                seen[id(outcome)] = outcome, self._recorder.evidence(message.queue, outcome)
+            settlements[message.id] = self.judge(message, outcome, seen[id(outcome)][1])
         return [settlements[message.id] for message in messages]
 
 
 class Interrupted(BaseException):
     """Raised inside the thread of a handler whose result is not wanted any more."""
-
-
-def late(limit: float) -> str:
-    """Say that a handler took too long."""
-    return f"the handler took longer than {limit:g} s"
 
 
 _FORGOTTEN = object()
@@ -214,6 +199,25 @@ def _mentioned(ids: Iterable[MessageId], answer: object) -> dict[MessageId, obje
     if isinstance(answer, Iterable) and not isinstance(answer, str | bytes):
         return dict(zip(ids, answer, strict=False))
     return {}
+
+
+def _instance(kind: type[Outcome]) -> BaseException:
+    try:
+        return kind()
+    except BaseException as error:  # noqa: BLE001 - Snooze without its delay, or worse
+        return error
+
+
+def _error(handler: Handler, outcome: object) -> BaseException | None:
+    # by type(), not isinstance(): see judge()
+    kind = type(outcome)
+    if outcome is None or outcome is Done or kind is Done:
+        return None
+    if issubclass(kind, BaseException):
+        return cast("BaseException", outcome)
+    if kind is type and issubclass(cast("type", outcome), BaseException):
+        return _instance(cast("type[Outcome]", outcome))
+    return _no_outcome(handler, outcome)
 
 
 def _no_outcome(handler: Handler, outcome: object) -> NoOutcome:

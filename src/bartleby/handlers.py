@@ -64,6 +64,8 @@ def handler(
     _check_exceptions(name, terminal)
     if once not in {False, True, "id", "key"}:
         raise InvalidHandler(f"{name}: once is {once!r}; expected True (by the message's id) or 'key'")
+    if inspect.isasyncgenfunction(function) or (batch is None and inspect.isgeneratorfunction(function)):
+        raise InvalidHandler(f"{name}: it has a yield in it, so calling it runs nothing")
     convert, with_message = _parameters(function, name, in_batch=batch is not None)
     return Handler(
         queue=queue,
@@ -102,7 +104,7 @@ def _parameters(function: Callable[..., Any], name: str, *, in_batch: bool) -> t
         )
     first = hints.get(parameters[0].name, Message)
     if in_batch:
-        first = (typing.get_args(first) or (Message,))[0]
+        first = _member(first, name, alone=len(required) == 1)
     if first in {Message, Any, inspect.Parameter.empty}:
         if len(required) > 1:
             raise InvalidHandler(f"{name}: the first of two parameters is the payload: annotate it with its type")
@@ -111,6 +113,15 @@ def _parameters(function: Callable[..., Any], name: str, *, in_batch: bool) -> t
         return converter(first), len(required) > 1
     except TypeError as error:
         raise InvalidHandler(f"{name}: no payload can be {first!r}: {error}") from None
+
+
+def _member(annotation: Any, name: str, *, alone: bool) -> Any:  # noqa: ANN401 - annotations
+    if not alone or (annotation is not Message and typing.get_origin(annotation) not in {list, Sequence}):
+        raise InvalidHandler(
+            f"{name}: a batch handler takes one list",
+            hint="def handle(messages: list[Message]), def handle(orders: list[Order])",
+        )
+    return (typing.get_args(annotation) or (Message,))[0]
 
 
 def _check_number(name: str, what: str, value: object) -> None:

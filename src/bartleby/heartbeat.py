@@ -51,16 +51,29 @@ class Heartbeat:
         self._held.pop(held.id, None)
 
     async def _beat(self) -> None:
-        link: Link | None = None
+        link = Link(self._settings, "heartbeat")
+        # two tasks: a renewal that hangs must not keep us from seeing that time is up
+        renewing = asyncio.create_task(self._renew_for_ever(link))
         while not self._stopping.is_set():
+            self._give_up(list(self._held.values()))
+            await asyncio.sleep(self._pause())
+        link.abort()
+        renewing.cancel()
+        await asyncio.wait([renewing])
+        await link.close()
+
+    async def _renew_for_ever(self, link: Link) -> None:
+        while True:
             leases = list(self._held.values())
-            shortest = min((held.length for held in leases), default=1.0)
-            link = link or Link(self._settings, "heartbeat", deadline=max(1.0, shortest / 3))
+            link.deadline = min(10.0, max(1.0, self._shortest() / 3))
             await self._renew(link, leases)
-            self._give_up(leases)
-            await asyncio.sleep(min(0.2, max(_SOONEST, shortest / 12)))
-        if link is not None:
-            await link.close()
+            await asyncio.sleep(self._pause())
+
+    def _shortest(self) -> float:
+        return min((held.length for held in list(self._held.values())), default=1.0)
+
+    def _pause(self) -> float:
+        return min(0.2, max(_SOONEST, self._shortest() / 12))
 
     async def _renew(self, link: Link, leases: Iterable[Held]) -> None:
         now = time.monotonic()

@@ -4,6 +4,7 @@ Every worker has one, and one at a time works in a database: whoever holds the d
 """
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ _HOLD = 3.0
 _REAP = 1.0
 _TURN = 10.0
 _PRUNE = 60.0
+_NEWS = ("emptied", "carried over", "writing")
 
 
 class Janitor:
@@ -55,7 +57,9 @@ class Janitor:
         if reaped:
             self._on_reaped(reaped)
         if self._due("turn", _TURN):
-            telemetry.event("segments.turned", await self._link.run(calls.turn()))
+            done = await self._link.run(calls.turn())
+            news = logging.INFO if any(word in done for word in _NEWS) else logging.DEBUG
+            telemetry.event("segments.turned", done, level=news)
         if self._due("prune", _PRUNE):
             for what, rows in ((each.what, each.rows) for each in await self._link.run(calls.prune())):
                 if rows:
@@ -70,7 +74,9 @@ class Janitor:
 
     async def _leave(self) -> None:
         try:
-            await self._link.run(calls.leave_duty(DUTY, self._name))
+            async with asyncio.timeout(2):
+                self._link.deadline = 2.0
+                await self._link.run(calls.leave_duty(DUTY, self._name))
         except (psycopg.Error, BartlebyError, OSError):
             pass  # it lapses by itself
         finally:

@@ -31,15 +31,24 @@ class Lane:
         self.handler = executor.handler
         self.concurrency = concurrency
         self.claim_limit = batch
-        self.running = 0
         self.wanted = asyncio.Event()
         """Set when there is room for another claim."""
         self._enough = -1
+        self._capacity = concurrency * (self.handler.batch or 1)
+        # two counters, each moved by one side only: threads begin, the event loop ends
+        self._begun = 0
+        self._ended = 0
+        self._ended_before = 0
         self._buffer: deque[tuple[Held, Message]] = deque()
         self._finished = finished
         self._paused = False
         self._seconds: float | None = None
         self._pace = None if self.handler.rate is None else Pace(self.handler.rate)
+
+    @property
+    def running(self) -> int:
+        """How many messages are with handlers."""
+        return self._begun - self._ended
 
     def put(self, held: Held, messages: Iterable[Message]) -> None:
         """Let these messages of a lease run."""
@@ -58,11 +67,11 @@ class Lane:
         """Return how many messages to claim now; if 0, `wanted` is set as soon as there is room."""
         ahead = 0
         if self._seconds is not None:
-            ahead = min(2 * self.claim_limit, int(self.concurrency * _AHEAD_SECONDS / max(self._seconds, 1e-6)))
-        target = self.concurrency + ahead
+            ahead = min(2 * self.claim_limit, int(self._capacity * _AHEAD_SECONDS / max(self._seconds, 1e-6)))
+        target = self._capacity + ahead
         if self._pace is not None:
             target = min(target, max(1, int(self._pace.rate)))
-        enough = max(min(self.concurrency, target) - 1, target // 2)
+        enough = max(min(self._capacity, target) - 1, target // 2)
         have = self.running + len(self._buffer)
         if have <= enough:
             self._enough = -1
@@ -86,9 +95,25 @@ class Lane:
         self._buffer.clear()
         return waiting
 
+    def too_much(self, seconds: float) -> list[tuple[Held, Message]]:
+        """Take out and return what waits though the last `seconds` show that it would wait for long."""
+        ended, self._ended_before = self._ended - self._ended_before, self._ended
+        spare = len(self._buffer) - 2 * ended - self._capacity
+        if spare <= 0 or not self.running or self._pace is not None:
+            return []
+        self._seconds = max(self._seconds or 0.0, seconds)
+        return [self._buffer.pop() for _ in range(min(spare, len(self._buffer)))]
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
     def finish(self, held: Held, message: Message, settlement: Settlement) -> None:
         """Hand over what became of a message, and see whether there is room for more."""
         self._finished(held, message, settlement)
+        if self._enough >= 0:
+            self._look_for_room()
+
+    def _look_for_room(self) -> None:
         if self._enough >= self.running + len(self._buffer):
             self.wanted.set()
 
@@ -143,10 +168,10 @@ class CoroutineLane(Lane):
         if self._buffer and not self._paused and self._inside == len(self._tasks) < self.concurrency:
             task = self._loop.create_task(self._work())
             self._tasks[task] = ()
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._task_over)
             self.kick()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _task_over(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
@@ -165,7 +190,7 @@ class CoroutineLane(Lane):
                 return
             began = time.perf_counter()
             settlements = await self._run(task, items)
-            self._took((time.perf_counter() - began) / len(items))
+            self._took(time.perf_counter() - began)
             for (held, message), settlement in zip(items, settlements, strict=True):
                 self.finish(held, message, settlement)
             count += 1
@@ -173,7 +198,7 @@ class CoroutineLane(Lane):
                 await asyncio.sleep(0)
 
     async def _run(self, task: asyncio.Task[None], items: Items) -> Sequence[Settlement]:
-        self.running += len(items)
+        self._begun += len(items)
         self._inside += 1
         if not self._looking and self._buffer:
             self.kick()
@@ -184,15 +209,14 @@ class CoroutineLane(Lane):
         except asyncio.CancelledError as error:
             if task in self._unwanted:
                 return [CANCELLED for _ in items]
-            if task.cancelling():
-                raise
+            # nobody but the handler itself can have done that
             return [self.executor.judge(message, error) for _, message in items]
         finally:
             self._inside -= 1
-            self.running -= len(items)
+            self._ended += len(items)
             self._tasks[task] = ()
-            if self._unwanted and task in self._unwanted:
-                self._unwanted.discard(task)
+            self._unwanted.discard(task)
+            while task.cancelling():
                 task.uncancel()
 
 

@@ -44,7 +44,7 @@ class Link:
     def __init__(self, settings: Settings, name: str, *, deadline: float = 10.0) -> None:
         self._settings = settings.with_database()
         self._name = name
-        self._deadline = deadline
+        self.deadline = deadline
         self._turn = asyncio.Lock()
         self._connection: AsyncPooled | None = None
         self._away_since: float | None = None
@@ -80,6 +80,11 @@ class Link:
         async with self._turn:
             return (await self._connected()).prepare_threshold is None
 
+    def abort(self) -> None:
+        """Let whatever runs here fail now."""
+        if self._connection is not None:
+            _shut(self._connection)
+
     async def close(self) -> None:
         """Close the connection."""
         connection, self._connection = self._connection, None
@@ -88,7 +93,8 @@ class Link:
 
     async def _connected(self) -> AsyncPooled:
         if self._connection is None or self._connection.closed:
-            connection = await AsyncPooled.connect(self._settings.dsn or "", autocommit=True, **self._options())
+            async with asyncio.timeout(self.deadline):
+                connection = await AsyncPooled.connect(self._settings.dsn or "", autocommit=True, **self._options())
             with self._leaving(connection):
                 await AsyncPooled.configure(connection)
             self._connection = connection
@@ -100,13 +106,13 @@ class Link:
             "application_name": f"bartleby {self._name}",
             "connect_timeout": math.ceil(self._settings.connect_timeout),
             "target_session_attrs": "read-write",
-            "tcp_user_timeout": math.ceil(self._deadline * 1000),
+            "tcp_user_timeout": math.ceil(self.deadline * 1000),
         }
         return {name: value for name, value in wanted.items() if name not in given}
 
     @contextlib.contextmanager
     def _leaving(self, connection: AsyncPooled, extra: float = 0.0) -> Iterator[None]:
-        timer = asyncio.get_running_loop().call_later(self._deadline + extra, _shut, connection)
+        timer = asyncio.get_running_loop().call_later(self.deadline + extra, _shut, connection)
         try:
             yield
         except psycopg.Error as error:

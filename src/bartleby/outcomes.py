@@ -12,9 +12,13 @@ class Done:
 class Outcome(Exception):
     """The root of what may be raised or returned."""
 
+    __module__ = "bartleby"  # by which name it is imported, and stands in a dead letter
+
 
 class Retry(Outcome):
     """The attempt failed; try again after this time, if attempts are left. Without a time the policy decides."""
+
+    __module__ = "bartleby"
 
     def __init__(
         self, reason: str = "the handler asked for a retry", *, after: float | timedelta | None = None
@@ -26,6 +30,8 @@ class Retry(Outcome):
 class Snooze(Outcome):
     """Not now: deliver the message again after this time, at no charge."""
 
+    __module__ = "bartleby"
+
     def __init__(self, delay: float | timedelta, reason: str = "the handler asked for a delay") -> None:
         super().__init__(reason)
         self.delay = _seconds(delay) or 0.0
@@ -34,9 +40,13 @@ class Snooze(Outcome):
 class Terminal(Outcome):
     """Trying again is pointless: the message becomes a dead letter now. Meant to be subclassed."""
 
+    __module__ = "bartleby"
+
 
 class AlreadyHandled(Outcome):
     """The effect of this message is there already: it is acked without running again."""
+
+    __module__ = "bartleby"
 
 
 def _seconds(duration: float | timedelta | None) -> float | None:

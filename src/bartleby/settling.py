@@ -8,9 +8,10 @@ accepted or the lease turns out to be lost, and then nothing was changed.
 import asyncio
 import contextlib
 import functools
+import logging
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -34,10 +35,13 @@ _LONGEST_PAUSE = 1.0
 class Settler:
     """Settles leases one after another, on one connection."""
 
-    def __init__(self, link: Link, on_settled: Callable[[Held], None], count: Callable[[str, int], None]) -> None:
+    def __init__(self, link: Link, on_settled: Callable[[Held], None]) -> None:
         self._link = link
         self._on_settled = on_settled
-        self._count = count
+        self.counts: Counter[str] = Counter()
+        """Messages done, retried, dead, released and refused."""
+        self.storms: set[str] = set()
+        """Queues whose breakers this worker opened."""
         self._windows: dict[str, Window] = {}
         self._whole: deque[Held] = deque()
         self._partly: dict[Held, float] = {}
@@ -45,6 +49,7 @@ class Settler:
         self._news = asyncio.Event()
         self._clean = asyncio.Event()
         self._hurry = False
+        self._spare = telemetry.Spare("messages.failed", "more messages failed; see `bartleby dead`")
 
     def finished(self, held: Held) -> None:
         """Take notice that messages of this lease are finished."""
@@ -126,6 +131,7 @@ class Settler:
                 window.failed(message.id, release.suspicion, release.why, now)
         if (failed or released) and (storm := window.storm(now)) is not None:
             if await self._insist(held, calls.open_breaker(held.queue, storm.cause, storm.over)):
+                self.storms.add(held.queue)
                 telemetry.warning(
                     "breaker.opened", f"the breaker of queue {held.queue} is open: {storm.cause}", queue=held.queue
                 )
@@ -136,7 +142,8 @@ class Settler:
             await self._insist(held, calls.ack(held.id, positions))
         except LeaseLost:
             await self._one_by_one(held, positions, lambda position: calls.ack(held.id, [position]))
-        self._count("done", count)
+        else:
+            self.counts["done"] += count
 
     async def _failed(self, held: Held, failed: list[tuple[Message, Failed]]) -> None:
         reports = [each.report for _, each in failed]
@@ -157,14 +164,18 @@ class Settler:
         for decision in decisions:
             message, report = by_position[decision.position]
             dead = decision.verdict == "dead"
-            self._count("dead" if dead else "retried", 1)
+            self.counts["dead" if dead else "retried"] += 1
+            if not self._spare.take():
+                continue
+            when = decision.retry_at and decision.retry_at.astimezone().isoformat(timespec="milliseconds")
             telemetry.event(
                 "message.dead" if dead else "message.failed",
                 f"{report.error_type}: {report.error[:200]}",
+                level=logging.WARNING if dead else logging.INFO,
                 queue=queue,
                 message_id=message.id,
                 attempt=message.attempt,
-                retry_at=decision.retry_at,
+                **({"retry_at": when} if when else {}),
             )
 
     async def _released(self, held: Held, released: list[tuple[Message, Released]]) -> None:
@@ -179,7 +190,7 @@ class Settler:
             except LeaseLost:
                 await self._one_by_one(held, positions, lambda position, call=call: call([position]))  # type: ignore[misc]
             else:
-                self._count("released", len(positions))
+                self.counts["released"] += len(positions)
 
     async def _one_by_one(self, held: Held, positions: list[int] | None, call: Callable[[int], Call[T]]) -> None:
         # Perhaps only the answer to an earlier try was lost, and these are settled; that says nothing of the others.
@@ -190,7 +201,7 @@ class Settler:
             except LeaseLost:
                 refused += 1
         if refused:
-            self._count("refused", refused)
+            self.counts["refused"] += refused
             telemetry.warning(
                 "settlement.refused",
                 "the lease was lost, or this was settled before; nothing was changed",

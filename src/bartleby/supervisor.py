@@ -19,9 +19,10 @@ class Supervisor:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], processes: int, grace: float) -> None:
         self._command = list(command)
         self._environment = dict(environment)
-        self._grace = grace
         self._places = [_Place() for _ in range(processes)]
         self._asked = 0
+        self._patience = grace + 15.0
+        self._kill_at = float("inf")
 
     def run(self) -> int:
         """Supervise until told to stop, or until all have ended by themselves; return an exit code."""
@@ -41,6 +42,11 @@ class Supervisor:
 
     def _look_after(self, place: "_Place") -> None:
         process = place.process
+        while process is not None and place.told < self._asked:
+            place.told += 1
+            process.send_signal(signal.SIGTERM)
+        if time.monotonic() > self._kill_at:
+            place.kill()
         if process is None:
             if self._asked:
                 place.finished = True
@@ -51,7 +57,9 @@ class Supervisor:
         elif process.poll() is not None:
             place.process = None
             if process.returncode == 0 or self._asked:
-                place.finished, place.code = True, abs(process.returncode)
+                # killed by the signal itself: it had not begun to work
+                place.finished = True
+                place.code = 0 if process.returncode == -signal.SIGTERM else abs(process.returncode)
                 return
             lived = time.monotonic() - place.started
             place.pause = 0.1 if lived > _LIVED_LONG else min(_LONGEST_PAUSE, max(0.1, place.pause * 2))
@@ -61,10 +69,9 @@ class Supervisor:
             )
 
     def _pass_on(self, _signal: int, _frame: FrameType | None) -> None:
+        # only noted: a child may just be on its way into the world
         self._asked += 1
-        for place in self._places:
-            if place.process is not None:
-                place.process.send_signal(signal.SIGTERM)
+        self._kill_at = min(self._kill_at, time.monotonic() + self._patience)
 
 
 class _Place:
@@ -72,6 +79,7 @@ class _Place:
         self.process: subprocess.Popen[bytes] | None = None
         self.finished = False
         self.code = 0
+        self.told = 0
         self.pause = 0.05
         self.started = 0.0
         self.start_at = 0.0

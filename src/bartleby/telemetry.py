@@ -6,6 +6,7 @@ This is the only seam: programs that want metrics or traces attach a handler to 
 
 import json
 import logging
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +29,27 @@ def error(name: str, text: str, **fields: Any) -> None:  # noqa: ANN401 - whatev
     event(name, text, level=logging.ERROR, **fields)
 
 
+class Spare:
+    """A few events a second one by one, and the rest as a number: a storm must not drown its own news."""
+
+    def __init__(self, name: str, text: str, *, a_second: int = 20) -> None:
+        self._name = name
+        self._text = text
+        self._most = a_second
+        self._second = 0
+        self._count = 0
+
+    def take(self) -> bool:
+        """Return whether to tell this one."""
+        second = int(time.monotonic())
+        if second != self._second:
+            if self._count > self._most:
+                warning(self._name, f"{self._count - self._most:,} {self._text}")
+            self._second, self._count = second, 0
+        self._count += 1
+        return self._count <= self._most
+
+
 class Lines(logging.Formatter):
     """One line an event, for people."""
 
@@ -37,7 +59,7 @@ class Lines(logging.Formatter):
         fields = " ".join(f"{name}={_short(value)}" for name, value in getattr(record, "fields", {}).items())
         name = getattr(record, "event", record.name)
         text = f"{time} {record.levelname.lower():7} {name}: {record.getMessage()}"
-        text = f"{text}  {fields}" if fields else text
+        text = _one_line(f"{text}  {fields}" if fields else text)
         if record.exc_info:
             text = f"{text}\n{self.formatException(record.exc_info)}"
         return text
@@ -60,13 +82,19 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry, default=str, ensure_ascii=True)
 
 
-def configure(*, as_json: bool, level: int = logging.INFO) -> None:
-    """Send events to standard error."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if as_json else Lines())
+def configure(*, as_json: bool, level: int = logging.INFO, handler: logging.Handler | None = None) -> None:
+    """Send events to standard error, or to a handler."""
+    if handler is None:
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonLines() if as_json else Lines())
     _LOGGER.addHandler(handler)
     _LOGGER.setLevel(level)
     _LOGGER.propagate = False
+
+
+def _one_line(text: str) -> str:
+    # what an exception says must not look like a line of ours, or steer a terminal
+    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def _short(value: object) -> str:

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-from bartleby.execute import Executor, Interrupted, Settlement, late
+from bartleby.deadlines import late, traceback_of
+from bartleby.execute import Executor, Interrupted, Settlement
 from bartleby.held import Held
 from bartleby.lanes import CANCELLED, Finished, Items, Lane
 from bartleby.message import Message
@@ -79,6 +80,11 @@ class ThreadLane(Lane):
         with self._changed:
             return super().unstarted()
 
+    def too_much(self, seconds: float) -> list[tuple[Held, Message]]:
+        """Take out and return what waits though the last `seconds` show that it would wait for long."""
+        with self._changed:
+            return super().too_much(seconds)
+
     def close(self) -> None:
         """Let idle threads end."""
         with self._changed:
@@ -119,7 +125,7 @@ class ThreadLane(Lane):
                     items: Items = ()
                 else:
                     wait, items = 0.0, self._next()
-                    self.running += len(items)
+                    self._begun += len(items)
                     self._started += 1
             if items:
                 self._run(thread, items)
@@ -155,16 +161,15 @@ class ThreadLane(Lane):
         self._told = False
         while self._outcomes:
             run, settlements, seconds = self._outcomes.popleft()
-            self._took(seconds / len(run.items))
+            self._took(seconds)
             if not run.interrupted:  # else its thread is still at it
-                self.running -= len(run.items)
+                self._ended += len(run.items)
             for (held, message), settlement in zip(run.items, settlements, strict=True):
                 self.finish(held, message, settlement)
 
     def _free(self, count: int) -> None:
-        self.running -= count
-        if self._enough >= self.running + len(self._buffer):
-            self.wanted.set()
+        self._ended += count
+        self._look_for_room()
 
     def _time_out(self, limit: float) -> None:
         now = time.monotonic()
@@ -183,10 +188,10 @@ class ThreadLane(Lane):
 
 
 def _where(thread: int) -> TracebackType | None:
-    # what the thread is doing now, in the form of a traceback
+    # what the thread is doing now
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - there is no other way
-    trace: TracebackType | None = None
+    frames: list[FrameType] = []
     while frame is not None:
-        trace = TracebackType(trace, frame, frame.f_lasti, frame.f_lineno)
+        frames.append(frame)
         frame = frame.f_back
-    return trace
+    return traceback_of(reversed(frames))

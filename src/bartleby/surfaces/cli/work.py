@@ -15,6 +15,7 @@ from bartleby.surfaces.cli.connecting import client, database
 
 if TYPE_CHECKING:
     from bartleby.app import Bartleby
+    from bartleby.surfaces.cli.status import StatusLine
     from bartleby.worker import Worker
 
 _CHILD = "BARTLEBY_WORKER_CHILD"
@@ -58,31 +59,38 @@ def work(  # noqa: PLR0917 - click passes them by name
     SIGTERM, or Ctrl-C, lets the running handlers finish; a second one does not.
     """
     from bartleby import telemetry
+    from bartleby.surfaces.cli.status import StatusLine
     from bartleby.worker import Worker
 
-    telemetry.configure(as_json=log == "json", level=logging.WARNING if quiet else logging.INFO)
+    alone = processes == 1 and _CHILD not in os.environ
+    status = StatusLine() if alone and not quiet and log == "text" and sys.stderr.isatty() else None
+    telemetry.configure(as_json=log == "json", level=logging.WARNING if quiet else logging.INFO, handler=status)
     application = load(app)
     application.handlers_for(queues or None)
     with database(dsn or application.settings.dsn) as found:
+        with client(found):  # fail at once if it cannot be reached
+            pass
         if processes > 1 and _CHILD not in os.environ:
             from bartleby.supervisor import Supervisor, command_of_this
 
             environment = {**os.environ, "BARTLEBY_DSN": found, _CHILD: "1"}
             sys.exit(Supervisor(command_of_this(), environment, processes, grace).run())
-        with client(found):  # fail at once if it cannot be reached
-            pass
         application.connect_to(found)
         worker = Worker(
             application, queues=queues or None, concurrency=concurrency, until_idle=until_idle, grace=grace, poll=poll
         )
-        asyncio.run(_work(worker))
+        asyncio.run(_work(worker, status))
 
 
-async def _work(worker: "Worker") -> None:
+async def _work(worker: "Worker", status: "StatusLine | None") -> None:
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, worker.stop)
+    following = None if status is None else asyncio.create_task(status.follow(worker))
     await worker.run()
+    if following is not None:
+        following.cancel()
+        await asyncio.wait([following])
 
 
 def load(path: str) -> "Bartleby":
@@ -90,6 +98,8 @@ def load(path: str) -> "Bartleby":
     from bartleby.app import Bartleby
 
     module_name, _, attribute = path.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise NoApp(f"{path!r} does not name an application", hint="MODULE:APP, such as shop:app")
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - as sys.path spells it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as sys.path spells it
     try:

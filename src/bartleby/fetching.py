@@ -1,0 +1,152 @@
+"""The fetcher of a queue: claims as much as its lane has room for, and sleeps when there is nothing."""
+
+import asyncio
+import contextlib
+import random
+import time
+from dataclasses import dataclass, field
+
+import psycopg
+
+from bartleby import calls, telemetry
+from bartleby.app import Bartleby, once_key
+from bartleby.errors import BartlebyError
+from bartleby.handlers import Handler
+from bartleby.held import Held
+from bartleby.holding import Holding
+from bartleby.lanes import Lane
+from bartleby.link import Link, passing
+from bartleby.message import Lease, Message
+from bartleby.terms import Terms
+from bartleby.waking import Listener
+
+_TOO_NEW = 10.0
+_LONGEST_PAUSE = 1.0
+_LOOK_EVERY = 0.25
+_SOON = 60.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Shared:
+    """What the fetchers of a worker have in common."""
+
+    app: Bartleby
+    worker: str
+    link: Link
+    terms: Terms
+    listener: Listener
+    holding: Holding
+    poll: float
+    until_idle: bool
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by who claims, and by a message that runs alone: nothing is claimed meanwhile."""
+    idle: set[str] = field(default_factory=set)
+
+
+class Fetcher:
+    """Claims for one lane."""
+
+    def __init__(self, lane: Lane, shared: Shared) -> None:
+        self._lane = lane
+        self._queue = lane.handler.queue
+        self._shared = shared
+
+    async def run(self) -> None:
+        """Fetch until the worker stops."""
+        stopping, pause = self._shared.stopping, 0.05
+        while not stopping.is_set():
+            limit = self._lane.room()
+            if not limit:
+                await self._lane.wanted.wait()
+                continue
+            try:
+                if not await self._claim(limit):
+                    await self._sleep()
+                pause = 0.05
+            except (psycopg.Error, BartlebyError, OSError) as error:
+                if not passing(error):
+                    telemetry.warning("claim.failed", f"nothing could be claimed: {error}", queue=self._queue)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause * random.uniform(0.5, 1)):  # noqa: S311 - spreads load
+                        await stopping.wait()
+                pause = min(_LONGEST_PAUSE, pause * 2)
+
+    async def _claim(self, limit: int) -> bool:
+        shared = self._shared
+        async with shared.claiming:
+            if shared.stopping.is_set():
+                return True
+            length = self._lane.handler.lease or await shared.terms.lease(self._queue)
+            asked = time.monotonic()
+            lease = await shared.link.run(calls.claim(self._queue, shared.worker, limit=limit, lease=length))
+            if lease is None:
+                return False
+            shared.idle.clear()
+            held = shared.holding.hold(lease, self._queue, length, asked)
+            self._calm(lease)
+            messages = await self._runnable(self._lane.handler, held, lease)
+            if not held.solo or not messages:
+                self._lane.put(held, messages)
+            else:
+                await shared.holding.run_alone(self._lane, held, messages, shared.stopping)
+        return True
+
+    def _calm(self, lease: Lease) -> None:
+        storms = self._shared.holding.settler.storms
+        if self._queue in storms and len(lease) > 1:  # while the breaker is open, messages come one at a time
+            storms.discard(self._queue)
+            telemetry.event("breaker.closed", f"the breaker of queue {self._queue} is closed again", queue=self._queue)
+
+    async def _runnable(self, handler: Handler, held: Held, lease: Lease) -> list[Message]:
+        runnable, generation = list(lease), self._shared.app.generation or 0
+        if any(message.generation is not None and message.generation > generation for message in runnable):
+            newer = [(held, message) for message in runnable if (message.generation or 0) > generation]
+            # who works until idle has no use for what will be due again soon
+            delay = _SOON + 1 if self._shared.until_idle else _TOO_NEW
+            self._shared.holding.put_back(newer, f"its generation is newer than this worker's {generation}", delay)
+            runnable = [message for message in runnable if (message.generation or 0) <= generation]
+        if handler.once is None or not runnable:
+            return runnable
+        try:
+            return await self._unhandled(handler.once, held, runnable)
+        except (psycopg.Error, BartlebyError, OSError):
+            self._shared.holding.put_back([(held, message) for message in runnable], "the database went away", 1.0)
+            raise
+
+    async def _unhandled(self, by: str, held: Held, messages: list[Message]) -> list[Message]:
+        asked = calls.handled_keys(self._queue, [once_key(message, by) for message in messages])
+        handled = await self._shared.link.run(asked)
+        for message in messages:
+            if once_key(message, by) in handled:
+                self._shared.holding.finished(held, message, None)
+        return [message for message in messages if once_key(message, by) not in handled]
+
+    async def _sleep(self) -> None:
+        shared = self._shared
+        heard = shared.listener.event(self._queue)
+        heard.clear()
+        pause = (await shared.link.run(calls.idle(self._queue, 30))).total_seconds()
+        if shared.until_idle:
+            pause = min(pause, _LOOK_EVERY)
+            await self._look_for_the_end()
+        if not shared.listener.listening:
+            pause = min(pause, shared.poll)
+        if not shared.stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await heard.wait()
+
+    async def _look_for_the_end(self) -> None:
+        # A handler that runs may yet send to any queue, so a queue counts as idle only while nothing is held.
+        leases = self._shared.holding.leases
+        if leases:
+            return
+        outlook = await self._shared.link.run(calls.outlook(self._queue))
+        if outlook.breaker in {"open", "forced"}:
+            text = f"the breaker of queue {self._queue} is open: not waiting for its messages"
+            telemetry.warning("worker.gave_up", text, queue=self._queue)
+        elif outlook.due_in is not None and outlook.due_in.total_seconds() < _SOON and not outlook.paused:
+            return
+        if not leases:
+            self._shared.idle.add(self._queue)

@@ -1,0 +1,136 @@
+"""What this process holds: leases and their messages on the way from a claim to a settlement."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from bartleby import telemetry
+from bartleby.config import Settings
+from bartleby.execute import Released, Settlement
+from bartleby.heartbeat import Heartbeat
+from bartleby.held import Held
+from bartleby.lanes import Lane
+from bartleby.link import Link
+from bartleby.message import Lease, Message
+from bartleby.settling import Settler
+
+_PUT_BACK_EVERY = 2.0
+
+
+class Holding:
+    """Every lease of this process, the lanes its messages run in, and what settles and renews it."""
+
+    def __init__(self, settings: Settings, link: Link) -> None:
+        self.lanes: dict[str, Lane] = {}
+        self.leases: dict[int, Held] = {}
+        self.settler = Settler(link, self._settled)
+        self._heartbeat = Heartbeat(settings, self._lost_elsewhere)
+        self._solo_over = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin to renew leases."""
+        self._loop = asyncio.get_running_loop()
+        self._heartbeat.start()
+
+    def close(self) -> None:
+        """Renew nothing more."""
+        self._heartbeat.stop()
+        for lane in self.lanes.values():
+            lane.close()
+
+    def hold(self, lease: Lease, queue: str, length: float, asked: float) -> Held:
+        """Hold what a claim handed out; `asked` is when the claim left."""
+        held = Held(lease.id, queue, len(lease), length, asked, solo=lease.messages[0].solo)
+        self.leases[held.id] = held
+        self._heartbeat.hold(held)
+        return held
+
+    def finished(self, held: Held, message: Message, settlement: Settlement) -> None:
+        """Take what became of a message; if the lease is lost, the result is refused."""
+        if not held.lost:
+            first = not held.done
+            held.finish(message, settlement)
+            if first or settlement is not None or held.left <= 0:
+                self.settler.finished(held)
+
+    def put_back(self, items: Sequence[tuple[Held, Message]], why: str, delay: float = 0.0) -> None:
+        """Release messages that have not been started, at no charge."""
+        for held, message in items:
+            self.finished(held, message, Released(delay, why))
+
+    def pause(self, why: str) -> None:
+        """Start nothing more, and put back what waits."""
+        for lane in self.lanes.values():
+            lane.pause()
+            self.put_back(lane.unstarted(), why)
+
+    def running(self) -> int:
+        """Return how many messages are with handlers."""
+        return sum(lane.running for lane in self.lanes.values())
+
+    async def quiet(self, enough: asyncio.Event, seconds: float) -> bool:
+        """Return whether nothing runs any more, at the latest when it is enough or time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                # looked at, not waited for: lanes would tell of it a million times for nobody
+                while self.running() and not enough.is_set():  # noqa: ASYNC110 - see above
+                    await asyncio.sleep(0.005)
+        return not self.running()
+
+    async def run_alone(self, lane: Lane, held: Held, messages: list[Message], stopping: asyncio.Event) -> None:
+        """Run a message that may have killed a worker when nothing else is in this process for it to harm."""
+        self.pause("made room for a message that has to run alone")
+        quiet = await self.quiet(stopping, max(1.0, held.length))
+        await until_either(self.settler.flush(), stopping)
+        if not quiet or stopping.is_set():
+            self.put_back([(held, message) for message in messages], "it could not run alone here", 1.0)
+        elif not held.lost:
+            self._solo_over.clear()
+            lane.resume()
+            lane.put(held, messages)
+            await until_either(self._solo_over.wait(), stopping)
+        if not stopping.is_set():
+            for each in self.lanes.values():
+                each.resume()
+
+    async def watch_pace(self) -> None:
+        """Put back, for ever, what was claimed for handlers that have become too slow for it."""
+        while True:
+            await asyncio.sleep(_PUT_BACK_EVERY)
+            for lane in self.lanes.values():
+                self.put_back(lane.too_much(_PUT_BACK_EVERY), "the handler has become slow: others may be faster")
+
+    def _settled(self, held: Held) -> None:
+        self._heartbeat.forget(held)
+        self._forget(held)
+
+    def _forget(self, held: Held) -> None:
+        self.leases.pop(held.id, None)
+        if held.solo:
+            self._solo_over.set()
+
+    def _lost_elsewhere(self, held: Held) -> None:
+        self._loop.call_soon_threadsafe(self._lost, held)
+
+    def _lost(self, held: Held) -> None:
+        if held.left <= 0:
+            return  # it was just settled, or that is being tried
+        held.lost = True
+        self._forget(held)
+        self.lanes[held.queue].cancel(held)
+        telemetry.warning(
+            "lease.lost",
+            "the lease lapsed before it could be renewed; its handlers are cancelled",
+            queue=held.queue,
+            lease_id=held.id,
+        )
+
+
+async def until_either(first: "asyncio._CoroutineLike[object]", stop: asyncio.Event) -> None:
+    """Wait for something to end, or for the order to stop."""
+    tasks = [asyncio.create_task(first), asyncio.create_task(stop.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
