@@ -189,12 +189,17 @@ def _bare(annotation: Any, bound: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a
             annotation = annotation.__supertype__
         elif isinstance(annotation, dataclasses.InitVar):
             annotation = annotation.type
-        elif _name(typing.get_origin(annotation)) in _WRAPPERS:
+        elif _wraps(typing.get_origin(annotation)):
             annotation = typing.get_args(annotation)[0]
         elif hasattr(annotation, "__value__") and not isinstance(annotation, type):  # `type Name = …`
             annotation = annotation.__value__
         else:
             return annotation
+
+
+def _wraps(origin: Any) -> bool:  # noqa: ANN401 - the origin of an annotation is any object
+    # By name: some of them are in typing_extensions only, depending on the version of Python.
+    return _name(origin) in _WRAPPERS and str(getattr(origin, "__module__", "")).startswith("typing")
 
 
 def _hints(kind: type) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
-    Final,
     Generic,
     Literal,
     NewType,
@@ -59,6 +58,13 @@ class Customer:
 class Box(Generic[T]):
     content: T
     more: list[T] = field(default_factory=list)
+
+
+@dataclass
+class Final(Generic[T]):
+    """Called like a word of typing."""
+
+    value: T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +180,7 @@ FITS: list[tuple[Any, Any, Any]] = [
     (Box[Customer], {"content": {"id": 1}}, Box(Customer(1))),
     (Box, {"content": "anything"}, Box("anything")),
     (Checked, {"low": 1, "high": 2, "factor": 3}, Checked(1, 6)),
+    (Final[int], {"value": 1}, Final(1)),
     (Loose, {"a": 1, "c": 3}, {"a": 1}),
     (Tight, {"a": 1, "b": [{"a": 2, "b": "x"}]}, {"a": 1, "b": [{"a": 2, "b": "x"}]}),
     (Model, {"id": "5", "names": ["x"]}, Model(id=5, names=["x"])),
