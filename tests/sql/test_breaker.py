@@ -384,7 +384,6 @@ class TestSleeping:
     def test_a_worker_sleeps_until_the_next_probe(self, conn: Connection, clock: Clock) -> None:
         stormy(conn)
         for expected in (1, 2, 4, 8, 16, 30):
-            wait(conn)  # whoever gives its word anew looks again after a second
             assert wait(conn) == pytest.approx(expected, abs=0.3)
             fail_all(conn, probe(conn, clock))
         assert value(conn, "select bartleby.idle('q', '5 s')") == timedelta(seconds=5)
@@ -410,8 +409,8 @@ class TestSleeping:
         force_breaker(conn)
         assert wait(conn) == 1
 
-    @pytest.mark.parametrize("how", ["probe", "third probe", "by hand"])
-    def test_sleepers_are_woken(
+    @pytest.mark.parametrize("how", ["third probe", "by hand", "by policy"])
+    def test_whoever_waits_for_it_is_roused(
         self, conn: Connection, clock: Clock, connect: Callable[..., Connection], how: str
     ) -> None:
         sleeper = connect()
@@ -425,24 +424,44 @@ class TestSleeping:
         wait(sleeper)
         if how == "by hand":
             close_breaker(conn)
+        elif how == "by policy":
+            create(conn, "q", breaker="off")
         else:
             ack(conn, work.lease)
-        assert state(conn) == ("open" if how == "probe" else "closed")
+        assert state(conn) == ("off" if how == "by policy" else "closed")
         assert len(list(sleeper.notifies(timeout=5, stop_after=1))) == 1
 
-    def test_a_closing_under_way_keeps_sleepers_from_sleeping_long(
+    def test_a_closing_under_way_rouses_whoever_fell_asleep_meanwhile(
         self, conn: Connection, clock: Clock, connect: Callable[..., Connection]
     ) -> None:
-        """The one who closes looked for sleepers before this one had given its word."""
         stormy(conn)
         for _ in range(5):
             fail_all(conn, probe(conn, clock))
-        closing = connect(autocommit=False)
+        closing, sleeper = connect(autocommit=False), connect()
         close_breaker(closing)
-        assert wait(conn) == 1
-        assert wait(conn) == 1
+        sleeper.execute("listen " + value(conn, "select bartleby.channel('q')"))
+        assert wait(sleeper) > 20
         closing.commit()
-        assert wait(conn) == pytest.approx(0.01)
+        assert len(list(sleeper.notifies(timeout=5, stop_after=1))) == 1
+
+    @pytest.mark.parametrize("how", ["open", "forced", "paused"])
+    def test_senders_need_not_tell_who_is_handed_nothing_anyway(
+        self, conn: Connection, connect: Callable[..., Connection], how: str
+    ) -> None:
+        if how == "open":
+            open_breaker(conn)
+        elif how == "forced":
+            force_breaker(conn)
+        else:
+            conn.execute("select bartleby.pause_queue('q')")
+        sleeper = connect()
+        sleeper.execute("listen " + value(conn, "select bartleby.channel('q')"))
+        assert 0 < wait(sleeper) <= 1
+        send_count(conn, 3)
+        send(conn, 4)
+        assert list(sleeper.notifies(timeout=0.2, stop_after=1)) == []
+        conn.execute("select bartleby.resume_queue('q')")
+        assert len(list(sleeper.notifies(timeout=5, stop_after=1))) == 1
 
 
 class TestCharging:

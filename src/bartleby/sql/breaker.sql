@@ -130,7 +130,7 @@ begin
   perform bartleby.set_breaker(p_queue, 'closed', null, v_now);
   perform bartleby.emit('io.bartleby.breaker.closed', p_queue.name,
     p_data || jsonb_build_object('cause', v_breaker.cause, 'opened_at', v_breaker.since));
-  perform bartleby.wake(p_queue);
+  perform bartleby.rouse(p_queue);
 end $$;
 comment on function bartleby.end_storm(bartleby.queue, jsonb) is 'close a breaker whose queue is locked';
 
@@ -197,9 +197,6 @@ begin
   where b.queue = v_breaker.queue;
   if v_breaker.passed >= 3 then
     perform bartleby.end_storm_if_free(v_breaker.queue);
-  end if;
-  if p_outcome = 'passed' then
-    perform bartleby.wake(q) from bartleby.queue q where q.id = v_breaker.queue;
   end if;
 end $$;
 comment on function bartleby.settle_probe(bartleby.lease, text) is

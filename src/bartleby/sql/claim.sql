@@ -129,25 +129,21 @@ declare
   v_until bigint := extract(epoch from v_now + p_for) * 1000;
   v_longer bigint := extract(epoch from p_for) * 1000;
   v_watchful boolean := false;
-  v_under_way boolean;
   v_wait interval;
   v_reader bartleby.lease;
 begin
+  -- Who hands out nothing anyway is not to be told of every message: it looks again when the wait is over, or when it
+  -- is roused.
+  v_wait := case when v_queue.paused or v_queue.breaker_state = 'forced' then interval '1 second'
+    when v_queue.breaker_state = 'open' then bartleby.until_probe(v_queue.id, v_now) end;
+  if v_wait > interval '0' then
+    return least(p_for, v_wait);
+  end if;
   -- Writing a sequence takes an xid, so the word is given for longer than is slept, and not at every poll.
   if coalesce(pg_sequence_last_value(v_queue.idle), 0) not between v_until and v_until + v_longer + 60000 then
     perform setval(v_queue.idle, v_until + v_longer);
     -- who is deferring a message just now may not have seen our word
     v_watchful := not isempty(bartleby.running_below_me(pg_current_snapshot()));
-  end if;
-  if v_queue.paused or v_queue.breaker_state = 'forced' then
-    return least(p_for, interval '1 second');
-  end if;
-  v_under_way := v_watchful or exists (select from pg_snapshot_xip(pg_current_snapshot()));
-  if v_queue.breaker_state = 'open' then
-    v_wait := bartleby.until_probe(v_queue.id, v_now);
-    if v_wait > interval '0' then
-      return least(p_for, v_wait, case when v_under_way then interval '1 second' end);
-    end if;
   end if;
   v_reader := bartleby.reader(v_queue.id);
   if coalesce(pg_sequence_last_value(v_queue.positions), 0) > v_reader.upper
@@ -155,7 +151,8 @@ begin
     return interval '10 milliseconds';
   end if;
   return greatest(interval '0', least(p_for,
-    case when v_under_way or num_nonnulls(v_reader.late, v_reader.parked) > 0 then interval '1 second' end, (
+    case when v_watchful or num_nonnulls(v_reader.late, v_reader.parked) > 0
+      or exists (select from pg_snapshot_xip(pg_current_snapshot())) then interval '1 second' end, (
     select d.run_at - v_now from bartleby.deferred d
     where d.queue = v_queue.id and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id)
     order by d.run_at, d.id limit 1)));

@@ -100,7 +100,7 @@ declare
   v_queue bartleby.queue := bartleby.find_queue(p_queue);
 begin
   update bartleby.queue q set paused = false where q.id = v_queue.id;
-  perform bartleby.wake(v_queue);
+  perform bartleby.rouse(v_queue);
 end $$;
 comment on function bartleby.resume_queue(text) is 'hand out messages again';
 

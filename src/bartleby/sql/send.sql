@@ -105,12 +105,18 @@ create or replace function bartleby.wake(p_queue bartleby.queue) returns void
 language plpgsql
 as $$
 begin
-  if pg_sequence_last_value(p_queue.idle) > extract(epoch from bartleby.clock()) * 1000
-    and coalesce(current_setting('bartleby.notify', true), '') <> 'off' then
-    perform pg_notify('bartleby_' || p_queue.id, '');
+  if pg_sequence_last_value(p_queue.idle) > extract(epoch from bartleby.clock()) * 1000 then
+    perform bartleby.rouse(p_queue);
   end if;
 end $$;
 comment on function bartleby.wake(bartleby.queue) is 'notify the workers of a queue if one may be asleep';
+
+create or replace function bartleby.rouse(p_queue bartleby.queue) returns void
+language sql volatile
+as $$
+  select pg_notify('bartleby_' || p_queue.id, '') where coalesce(current_setting('bartleby.notify', true), '') <> 'off'
+$$;
+comment on function bartleby.rouse(bartleby.queue) is 'notify the workers of a queue';
 
 -- Returns 'plain' if every message has a small payload and nothing else, which needs no closer look; 'odd' if one has a
 -- delay or a uniqueness, which only send() knows how to treat; else 'rich'.
