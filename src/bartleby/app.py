@@ -18,10 +18,10 @@ from hashlib import sha256
 from typing import Any, TypeVar, Unpack
 
 from bartleby import calls, transactions
-from bartleby.calls import SendOptions
+from bartleby.calls import Call, SendOptions
 from bartleby.client import AsyncClient, Client
 from bartleby.config import Settings
-from bartleby.errors import InvalidHandler, NoHandler
+from bartleby.errors import InvalidArgument, InvalidHandler, NoHandler
 from bartleby.failure import Recorder
 from bartleby.handlers import Handler, handler
 from bartleby.libraries import Foreign
@@ -177,21 +177,28 @@ class Bartleby:
         """Return something that sends in the transaction of this connection."""
         return Transaction(connection, self.generation)
 
-    def mark_handled(self, message: Message, connection: Foreign, *, by: str = "id") -> None:
+    def mark_handled(self, message: Message, connection: Foreign, *, by: str | None = None) -> None:
         """Write that this message is handled, in your transaction, before its effect; AlreadyHandled if it was.
 
-        Let that exception pass: the message is then acked without a second effect. `by="key"` remembers the message's
-        key instead of its id, for senders that may send the same thing twice.
+        Let that exception pass: the message is then acked without a second effect. It is remembered by its id, or as
+        the handler's `once` says: `by="key"` is for senders that may send the same thing twice (a message without a
+        key goes by its id).
         """
-        call = calls.mark_handled(message.queue, message.queue, once_key(message, by))
-        if not transactions.run(connection, call, atomic=True):
+        if not transactions.run(connection, self._marking(message, by), atomic=True):
             raise AlreadyHandled(f"message {message.id} was handled before")
 
-    async def amark_handled(self, message: Message, connection: Foreign, *, by: str = "id") -> None:
+    async def amark_handled(self, message: Message, connection: Foreign, *, by: str | None = None) -> None:
         """Do the same on an asynchronous connection."""
-        call = calls.mark_handled(message.queue, message.queue, once_key(message, by))
-        if not await transactions.arun(connection, call, atomic=True):
+        if not await transactions.arun(connection, self._marking(message, by), atomic=True):
             raise AlreadyHandled(f"message {message.id} was handled before")
+
+    def _marking(self, message: Message, by: str | None) -> Call[bool]:
+        if by is None:
+            known = self.handlers.get(message.queue)
+            by = (known and known.once) or "id"
+        if by not in {"id", "key"}:
+            raise InvalidArgument(f"a message is remembered by its id or by its key, not by {by!r}")
+        return calls.mark_handled(message.queue, message.queue, once_key(message, by))
 
     def _stamped(self, options: SendOptions) -> SendOptions:
         if self.generation is not None and options.get("generation") is None:
@@ -201,6 +208,9 @@ class Bartleby:
     def connect_to(self, dsn: str) -> None:
         """Use this database instead; what a worker was started with goes before what the application says."""
         self.settings = replace(self.settings, dsn=dsn)
+        vars(self).pop("async_client", None)  # its connections belong to a loop that may be gone
+        if (client := vars(self).pop("client", None)) is not None:
+            client.close()
 
 
 def once_key(message: Message, by: str) -> str:

@@ -22,6 +22,7 @@ from bartleby.waking import Listener
 
 _TOO_NEW = 10.0
 _LONGEST_PAUSE = 1.0
+_LONGEST_SLEEP = 5.0
 _LOOK_EVERY = 0.25
 _SOON = 60.0
 
@@ -126,7 +127,8 @@ class Fetcher:
         shared = self._shared
         heard = shared.listener.event(self._queue)
         heard.clear()
-        pause = (await shared.link.run(calls.idle(self._queue, 30))).total_seconds()
+        # longer than is slept: a listener may be deaf for a while and not know it yet
+        pause = min(_LONGEST_SLEEP, (await shared.link.run(calls.idle(self._queue, 30))).total_seconds())
         if shared.until_idle:
             pause = min(pause, _LOOK_EVERY)
             await self._look_for_the_end()

@@ -15,6 +15,7 @@ from bartleby.message import Message
 
 _AHEAD_SECONDS = 0.25
 _YIELD_EVERY = 64
+_HEARTBEAT_LOOKS = 0.02
 
 CANCELLED = Released(0.0, "the worker cancelled it")
 """What becomes of a message whose handler was stopped; if its lease is lost, nothing does."""
@@ -121,11 +122,15 @@ class Lane:
         self._seconds = seconds if self._seconds is None else self._seconds + 0.05 * (seconds - self._seconds)
 
     def _next(self) -> Items:
-        # one message, or as many as a batch handler takes; those of lost leases are passed over
+        # One message, or as many as a batch handler takes; those of lost leases are passed over. After a long sleep of
+        # the whole process a lease may have lapsed before the heartbeat could look at it: its word is waited for.
         chosen: list[tuple[Held, Message]] = []
         most = self.handler.batch or 1
         while self._buffer:
             item = self._buffer.popleft()
+            if item[0].deadline < time.monotonic() and not item[0].lost:
+                self._buffer.appendleft(item)
+                break
             if not item[0].lost:
                 if most == 1:
                     return (item,)
@@ -187,7 +192,8 @@ class CoroutineLane(Lane):
                 continue
             items = self._tasks[task] = self._next()
             if not items:
-                return
+                await asyncio.sleep(_HEARTBEAT_LOOKS)
+                continue
             began = time.perf_counter()
             settlements = await self._run(task, items)
             self._took(time.perf_counter() - began)

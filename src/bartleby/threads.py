@@ -124,12 +124,12 @@ class ThreadLane(Lane):
                 if self._pace is not None and (wait := self._pace.wait()):
                     items: Items = ()
                 else:
-                    wait, items = 0.0, self._next()
+                    wait, items = _TICK, self._next()
                     self._begun += len(items)
                     self._started += 1
             if items:
                 self._run(thread, items)
-            elif wait:
+            else:
                 time.sleep(wait)
 
     def _run(self, thread: int, items: Items) -> None:

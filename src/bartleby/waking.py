@@ -11,7 +11,7 @@ from bartleby.config import Settings
 from bartleby.errors import BartlebyError
 from bartleby.link import Link
 
-_CHECK_EVERY = 10.0
+_CHECK_EVERY = 2.0
 _LONGEST_PAUSE = 5.0
 
 
@@ -20,7 +20,7 @@ class Listener:
 
     def __init__(self, settings: Settings, queues: Iterable[str]) -> None:
         self.listening = False
-        self._link = Link(settings, "listener", deadline=10)
+        self._link = Link(settings, "listener", deadline=3)
         self._events = {queue: asyncio.Event() for queue in queues}
 
     def event(self, queue: str) -> asyncio.Event:

@@ -73,7 +73,7 @@ def work(  # noqa: PLR0917 - click passes them by name
         if processes > 1 and _CHILD not in os.environ:
             from bartleby.supervisor import Supervisor, command_of_this
 
-            environment = {**os.environ, "BARTLEBY_DSN": found, _CHILD: "1"}
+            environment = {**os.environ, "BARTLEBY_DSN": found, _CHILD: str(os.getpid())}
             sys.exit(Supervisor(command_of_this(), environment, processes, grace).run())
         application.connect_to(found)
         worker = Worker(
@@ -86,11 +86,22 @@ async def _work(worker: "Worker", status: "StatusLine | None") -> None:
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, worker.stop)
-    following = None if status is None else asyncio.create_task(status.follow(worker))
+    beside = [asyncio.create_task(_orphaned(worker))]
+    if status is not None:
+        beside.append(asyncio.create_task(status.follow(worker)))
     await worker.run()
-    if following is not None:
-        following.cancel()
-        await asyncio.wait([following])
+    for task in beside:
+        task.cancel()
+    await asyncio.wait(beside)
+
+
+async def _orphaned(worker: "Worker") -> None:
+    # a supervisor that was killed can neither stop this process nor start it again
+    while _CHILD in os.environ:
+        await asyncio.sleep(1)
+        if os.getppid() != int(os.environ[_CHILD]):
+            worker.stop()
+            return
 
 
 def load(path: str) -> "Bartleby":
