@@ -54,7 +54,8 @@ class _Link:
 class Recorder:
     """Makes the evidence.
 
-    `redact` adds patterns of secrets; `application` names packages that are the user's own although they are installed.
+    `redact` adds patterns of secrets; `application` names packages and modules that are the user's own although they
+    are installed.
     """
 
     def __init__(self, redact: Sequence[str | re.Pattern[str]] = (), application: Sequence[str] = ()) -> None:
@@ -152,7 +153,8 @@ def _fingerprint(queue: str, links: list[_Link]) -> str:
         # Which members of a group failed first, and how many, is chance.
         named.extend(sorted({(member.name, member.trace.path) for member in link.members}))
     messages = [normalised(link.message, link.name) for link in (links if len(links) == 1 else (links[0], links[-1]))]
-    return fingerprint(queue, named, messages)
+    # An error that is wrapped in its like again and again counts once, however often that was.
+    return fingerprint(queue, dict.fromkeys(named), messages)
 
 
 def _cut(text: str, limit: int) -> str:

@@ -64,7 +64,8 @@ class Tracer:
 
     def __init__(self, redactor: Redactor, application: Sequence[str] = ()) -> None:
         self._redactor = redactor
-        self._application = frozenset(application)
+        # Bartleby as a whole is never the application; a module of it that has handlers may be.
+        self._application = tuple({name for name in application if name != "bartleby"})
         # The codes are kept beside what was made of them, so that their ids stay theirs.
         self._known: dict[tuple[int | None, ...], tuple[Trace, list[CodeType]]] = {}
 
@@ -90,9 +91,10 @@ class Tracer:
     def _made(self, steps: list[TracebackType], left_out: int) -> Trace:
         frames = [self._frame(step) for step in steps]
         kept = [frame.application for frame in frames]
+        kept_by_right = any(kept)
         foreign = [place for place, frame in enumerate(frames) if not frame.own]
         # Where it was raised is always shown, whoever's code it is.
-        for place in foreign[-_LAST_LIBRARY:] if any(kept) else foreign[-_FALLBACK:]:
+        for place in foreign[-_LAST_LIBRARY:] if kept_by_right else foreign[-_FALLBACK:]:
             kept[place] = True
         if not any(kept):
             kept[-_FALLBACK:] = [True] * len(kept[-_FALLBACK:])
@@ -101,8 +103,9 @@ class Tracer:
             if left_out and place == _FIRST:
                 lines.append(f"  … {left_out:,} frames left out …\n")
             lines.extend(self._shown(group) if kept[place] else [_folded(group)])
-        names = [frame.name for frame in frames if frame.application]
-        return Trace("".join(lines), path_of(names or [frames[place].name for place in foreign[-_FALLBACK:]]))
+        telling = [frame for frame in frames if frame.application] or [frame for frame in frames if not frame.own]
+        names = [frame.name for frame in telling or frames]
+        return Trace("".join(lines), path_of(names if kept_by_right else names[-_FALLBACK:]))
 
     def _frame(self, step: TracebackType) -> _Frame:
         code = step.tb_frame.f_code
@@ -111,7 +114,7 @@ class Tracer:
         module = str.__str__(name) if isinstance(name, str) else os.path.splitext(os.path.basename(file))[0]  # noqa: PTH119, PTH122 - a file name need not be a path
         own = file.startswith(_OWN)
         installed = own or file.startswith(("<frozen ", *_STANDARD)) or _INSTALLED.search(file) is not None
-        application = not installed or module.partition(".")[0] in self._application
+        application = not installed or any(f"{module}.".startswith(f"{name}.") for name in self._application)
         return _Frame(code, step.tb_lineno, module[:_LONGEST_NAME], own, application)
 
     def _shown(self, group: list[_Frame]) -> Iterator[str]:

@@ -148,7 +148,8 @@ def _duration(key: str, value: object) -> float | None:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= _CENTURY:
         raise _bad(key, value, "seconds or a timedelta, from 0 to 100 years")
-    return float(seconds)
+    # In microseconds, as PostgreSQL keeps it: a base of 1e-320 s would overflow the curve.
+    return round(float(seconds), 6)
 
 
 def _schedule(value: object) -> tuple[float, ...] | None:

@@ -179,7 +179,7 @@ class TestFrames:
         found = recorder.evidence("q", raised(deep)).traceback or ""
         assert found.splitlines()[-2:] == [
             "  … 1 frame of bartleby",
-            "bartleby.errors.InvalidPayload: payload: expected int, not 'x'",
+            "bartleby.InvalidPayload: payload: expected int, not 'x'",
         ]
 
     def test_the_standard_library_is_folded(self, recorder: Recorder) -> None:

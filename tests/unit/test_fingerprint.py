@@ -4,10 +4,12 @@ import random
 import string
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bartleby import frames
 from bartleby.failure import Recorder
 from bartleby.fingerprint import fingerprint, normalised, path_of
 
@@ -134,6 +136,34 @@ def test_how_deep_a_recursion_went_makes_no_difference() -> None:
     )
     recorder = Recorder()
     assert len({evidence(recorder, scope["walk"], depth) for depth in (1, 2, 3, 50, 200)}) == 1
+
+
+def test_how_often_an_error_was_wrapped_in_its_like_makes_no_difference() -> None:
+    def wrapped(times: int) -> None:
+        error: Exception = KeyError("root")
+        for _ in range(times):
+            outer = RuntimeError("attempt failed")
+            outer.__cause__ = error
+            error = outer
+        raise error
+
+    recorder = Recorder()
+    assert len({evidence(recorder, wrapped, times) for times in (2, 3, 5)}) == 1
+
+
+@pytest.mark.parametrize("application", [(), ("bartleby",), ("bartleby.demo",)])
+def test_handlers_inside_bartleby_have_groups_too(application: tuple[str, ...]) -> None:
+    found = set()
+    for name in ("one", "two"):
+        scope: dict[str, Any] = {"__name__": "bartleby.demo.handlers"}
+        code = f"def {name}(): raise ValueError('same')"
+        exec(compile(code, f"{Path(frames.__file__).parent}/demo/handlers.py", "exec"), scope)  # noqa: S102 - made for this test
+        with pytest.raises(ValueError, match="same") as raised:
+            scope[name]()
+        assert raised.value.__traceback__ is not None
+        without_the_test = raised.value.with_traceback(raised.value.__traceback__.tb_next)
+        found.add(Recorder(application=application).evidence("q", without_the_test).fingerprint)
+    assert len(found) == 2
 
 
 def test_which_members_of_a_group_came_first_makes_no_difference() -> None:

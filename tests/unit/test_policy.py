@@ -83,6 +83,10 @@ class TestRetryPolicy:
         assert policy.delay(3, lambda: 0.25) == 1.0
         assert RetryPolicy(base=5).delay(1, lambda: 1.0) == 5.0
 
+    def test_a_base_too_small_to_matter_does_not_overflow(self) -> None:
+        assert RetryPolicy(base=5e-324, cap=2).delay(1025) == 0.0
+        assert RetryPolicy(base=1e-6, cap=86400 * 36000, factor=1.0001, jitter="none").delay(32_000) is not None
+
     def test_other_curves_have_no_jitter_unless_asked_for(self) -> None:
         assert RetryPolicy(backoff="quadratic").delay(4) == 16.0
         assert RetryPolicy(backoff="quadratic", jitter="full").delay(4, lambda: 0.5) == 8.0
