@@ -13,7 +13,7 @@ _HIDDEN = "***"
 _CUT_MARK = 60
 _VALUE = r"""("(?:[^"\\\n]|\\.){0,1000}"?|'(?:[^'\\\n]|\\.){0,1000}'?|[^\s,;&)}\]"']{1,1000})"""
 _KEY = (
-    r"(?:passw(?:or)?d|passphrase|passwd|pwd|secret|credentials?|api[_-]?key|access[_-]?key|private[_-]?key"
+    r"(?:passw(?:or)?d|passphrase|pwd|secret|credentials?|api[_-]?key|access[_-]?key|private[_-]?key"
     r"|encryption[_-]?key|signing[_-]?key|account[_-]?key|auth[_-]?key|shared[_-]?key"
     r"|(?:access|refresh|auth|id|session|csrf|api|bearer|security|deploy)[_-]?token)"
 )
