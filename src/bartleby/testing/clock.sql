@@ -31,12 +31,13 @@ as $$
   select pg_catalog.pg_notify(bartleby.channel(q.name), '') from bartleby.queue q order by q.id
 $$;
 
--- What a drain has to know. A retry is a deferred message whose time is that of its failed attempt; one that was sent
--- with a delay, or that a handler has put off, waits until the test moves the clock.
-create function bartleby_testing.standing(p_queues text[], out busy bigint, out retry_in interval)
+-- What a drain has to know. Leases of others are theirs, until they lapse. A retry is a deferred message whose time is
+-- that of its failed attempt; one that was sent with a delay, or put off by a handler, waits until the clock is moved.
+create function bartleby_testing.standing(p_queues text[], p_worker text, out busy bigint, out retry_in interval)
 language sql
 as $$
-  select count(*) filter (where m.state = 'leased' or open and (m.state = 'ready' or m.run_at < now)),
+  select count(*) filter (where m.worker = p_worker or m.leased_until < now
+      or open and (m.state = 'ready' or m.run_at < now)),
     min(m.run_at - now) filter (where open and m.run_at >= now and exists (
       select from bartleby.attempts a where a.message_id = m.message_id and a.retry_at = m.run_at))
   from bartleby.messages m

@@ -99,7 +99,7 @@ def assert_dead(
     """Assert that messages of a queue are dead, and return their letters, newest first.
 
     Without `count` one at least. `error_type` is an exception class or its name, with or without its module; `reason`
-    is that of the letter: max_attempts, terminal, unacceptable, crash_budget and others.
+    is that of the letter: exhausted, terminal, unacceptable, crashed or expired.
     """
     __tracebackhide__ = True
     with psycopg.connect(dsn_of(app), autocommit=True) as connection:
@@ -149,4 +149,5 @@ def _story(queue: Queue, letters: list[DeadLetter], found: list[DeadLetter], wis
 
 def _line(letter: DeadLetter) -> str:
     error = (letter.error or "").partition("\n")[0][:200]
-    return f"{letter.error_type or 'no error'}: {error} ({letter.reason} after {letter.attempts} attempts)"
+    attempts = f"{letter.attempts} attempt{'' if letter.attempts == 1 else 's'}"
+    return f"{letter.error_type or 'no error'}: {error} ({letter.reason} after {attempts})"

@@ -9,15 +9,17 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import LiteralString
 
 import psycopg
 
 from bartleby.app import Bartleby
-from bartleby.client import AsyncClient
+from bartleby.client import AsyncClient, AsyncRunner
 from bartleby.testing.clock import dsn_of
 from bartleby.worker import Worker
 
 _LOOK_EVERY = 0.01
+_STANDING: LiteralString = "select busy, retry_in from bartleby_testing.standing(%s, %s)"
 
 AsyncConnection = psycopg.AsyncConnection[tuple[object, ...]]
 
@@ -29,9 +31,7 @@ def drain(app: Bartleby, *, queues: Iterable[str] | None = None, timeout: float 
     or snoozed, are left for when the clock has moved. Where an event loop runs, this runs in another thread and holds
     up the loop: `adrain` does not.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _in_a_loop():
         return asyncio.run(_apart(app, queues, timeout))
     with ThreadPoolExecutor(1, "bartleby-drain") as thread:
         return thread.submit(lambda: asyncio.run(_apart(app, queues, timeout))).result()
@@ -55,12 +55,22 @@ async def adrain(
                     await _move(connection, worker, work, names)
                 return await asyncio.shield(work)
         except TimeoutError:
-            raise TimeoutError(f"not idle after {timeout:g} s: {dict(worker.counts)}") from None
+            raise TimeoutError(
+                f"not idle after {timeout:g} s (does a handler hang, or send to itself?): {dict(worker.counts)}"
+            ) from None
         finally:
             if not work.done():
                 worker.stop()
                 worker.stop()
                 await work
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _apart(app: Bartleby, queues: Iterable[str] | None, timeout: float) -> Counter[str]:  # noqa: ASYNC109 - passed on
@@ -84,8 +94,10 @@ async def _is_movable(connection: AsyncConnection) -> bool:
 async def _move(
     connection: AsyncConnection, worker: Worker, work: "asyncio.Task[Counter[str]]", queues: list[str]
 ) -> None:
+    # what lapsed because the test moved the clock
+    await AsyncRunner(connection).reap()
     while not work.done():
-        answer = await connection.execute("select busy, retry_in from bartleby_testing.standing(%s)", [queues])
+        answer = await connection.execute(_STANDING, [queues, worker.name])
         [(busy, retry_in)] = await answer.fetchall()
         if not busy and isinstance(retry_in, timedelta):
             await connection.execute("select bartleby_testing.advance(%s)", [retry_in])
