@@ -2,10 +2,13 @@
 
 import asyncio
 import multiprocessing
+import random
 import statistics
 import threading
 import time
 from functools import partial
+
+from psycopg.conninfo import conninfo_to_dict
 
 from bartleby.app import Bartleby
 from bartleby.message import Message
@@ -13,10 +16,12 @@ from bartleby.worker import Worker
 from bench import draining, ours
 from bench.lab import Bar, Figure, Findings, Lab, compared, interleaved
 from bench.memory import resident
+from bench.pooler import pooled
 
 MESSAGES = {100: 200_000, 500: 400_000}
 BARS = {"async": Bar("ratio", least=0.35), "sync": Bar("ratio", least=0.1)}
 FAILURES = 60_000
+POLL = 0.2
 
 
 def work(lab: Lab) -> Findings:
@@ -55,16 +60,31 @@ def rate(lab: Lab, kind: str, batch: int, count: int) -> float:
 
 
 def latency(lab: Lab) -> list[Figure]:
-    """Milliseconds from the commit of a send to the handler, while nothing else happens."""
+    """Milliseconds from the commit of a send to the handler while nothing else happens, heard and polled."""
     with lab.database() as dsn:
         ours.Client(dsn).create()
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            waits = sorted(pool.apply(listen, (dsn, lab.scaled(500, 100))))
-    half, last = waits[len(waits) // 2] * 1000, waits[int(len(waits) * 0.99)] * 1000
-    return [
-        Figure("commit to handler when idle, p50", "ms", half, bar=Bar("value", most=5)),
-        Figure("commit to handler when idle, p99", "ms", last, bar=Bar("value", most=25)),
+        heard = waits(dsn, lab.scaled(500, 100), poll=1.0, pause=0.02)
+        with pooled(lab, str(conninfo_to_dict(dsn)["dbname"])) as through:
+            polled = waits(through, lab.scaled(200, 40), poll=POLL, pause=0.07) if through else []
+    found = [
+        Figure("commit to handler when idle, p50", "ms", percentile(heard, 0.5), bar=Bar("value", most=5)),
+        Figure("commit to handler when idle, p99", "ms", percentile(heard, 0.99), bar=Bar("value", most=25)),
     ]
+    if polled:
+        name, bar = f"through pgbouncer, polling every {POLL * 1000:.0f} ms, p99", Bar("value", most=POLL * 1000 + 25)
+        found.append(Figure(name, "ms", percentile(polled, 0.99), bar=bar))
+    return found
+
+
+def waits(dsn: str, count: int, *, poll: float, pause: float) -> list[float]:
+    """How long each message took, sorted, measured in a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return sorted(pool.apply(listen, (dsn, count, poll, pause)))
+
+
+def percentile(values: list[float], part: float) -> float:
+    """Milliseconds below which this part of the sorted seconds lies."""
+    return values[min(len(values) - 1, int(len(values) * part))] * 1000
 
 
 def memory(lab: Lab) -> Figure:
@@ -121,7 +141,7 @@ def drain(dsn: str, kind: str, batch: int, count: int) -> tuple[float, float, fl
     return asyncio.run(run())
 
 
-def listen(dsn: str, count: int) -> list[float]:
+def listen(dsn: str, count: int, poll: float, pause: float) -> list[float]:
     """Send one message after another to an idle worker in the same process; return how long each took."""
     app = Bartleby(dsn)
     arrived = threading.Event()
@@ -132,20 +152,20 @@ def listen(dsn: str, count: int) -> list[float]:
         seen.append(time.monotonic())
         arrived.set()
 
-    worker = Worker(app)
+    worker = Worker(app, poll=poll)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(worker.run(),))
     thread.start()
-    waits: list[float] = []
+    taken: list[float] = []
     app.send(ours.QUEUE, {"warm": True})
     arrived.wait(10)
     for number in range(count):
-        time.sleep(0.02)  # so that it is idle again
+        time.sleep(pause * random.uniform(1, 2))  # so that it is idle again, and at no fixed beat
         arrived.clear()
         app.send(ours.QUEUE, {"order": number})
         committed = time.monotonic()
         arrived.wait(10)
-        waits.append(max(0.0, seen[-1] - committed))
+        taken.append(max(0.0, seen[-1] - committed))
     loop.call_soon_threadsafe(worker.stop)
     thread.join()
-    return waits
+    return taken
