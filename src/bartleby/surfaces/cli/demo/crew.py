@@ -1,0 +1,109 @@
+"""The demo's worker processes: started as a user starts them, started again when they die, and gone at the end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from bartleby.errors import BartlebyError
+
+_REMEMBERED = 50
+_PAUSE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """A failed attempt that will be repeated."""
+
+    queue: str
+    message_id: int
+    attempt: int
+    error: str
+    retry_at: datetime | None
+
+
+class WorkerFailed(BartlebyError):
+    """A worker gave up, which in the demo none has reason to."""
+
+
+@dataclass(slots=True)
+class Crew:
+    """So many workers of one application. What they tell is read from their logs."""
+
+    directory: Path
+    dsn: str
+    size: int
+    setbacks: deque[Setback] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    counts: Counter[str] = field(default_factory=Counter)
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    _processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    _start_at: float = 0.0
+
+    def look(self) -> list[str]:
+        """Start who is missing; return how the others died since the last look."""
+        deaths = []
+        for process in [each for each in self._processes if each.poll() is not None]:
+            self._processes.remove(process)
+            self._start_at = time.monotonic() + _PAUSE_SECONDS
+            if process.returncode >= 0:
+                raise WorkerFailed(f"a worker ended with code {process.returncode}: {' | '.join(self.said)}")
+            deaths.append(f"Worker {process.pid} was killed by {signal.Signals(-process.returncode).name}")
+        while len(self._processes) < self.size and time.monotonic() >= self._start_at:
+            self._start()
+        self.counts["deaths"] += len(deaths)
+        return deaths
+
+    def kill(self) -> None:
+        """End them all, now: the database they work for is thrown away."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+
+    def _start(self) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bartleby", "work", "shop:app", "--log", "json"],
+            cwd=self.directory,
+            env={**os.environ, "BARTLEBY_DSN": self.dsn},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            # Ctrl-C is for the demo alone
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        assert process.stderr is not None  # noqa: S101 - it was asked for
+        threading.Thread(target=self._listen, args=(process.stderr,), daemon=True).start()
+
+    def _listen(self, log: IO[str]) -> None:
+        with log:
+            for line in log:
+                try:
+                    told = json.loads(line)
+                except ValueError:
+                    told = line
+                if isinstance(told, dict):
+                    self._hear(told)
+                else:
+                    self.said.append(line.rstrip())
+
+    def _hear(self, told: dict[str, Any]) -> None:
+        event = told.get("event")
+        if event == "message.failed":
+            retry_at = told.get("retry_at")
+            moment = datetime.fromisoformat(retry_at) if retry_at else None
+            setback = Setback(told["queue"], told["message_id"], told["attempt"], told["text"], moment)
+            self.setbacks.appendleft(setback)
+            self.counts["retries"] += 1
+        elif told.get("level") == "error":
+            self.said.append(f"{event}: {told.get('text')}")

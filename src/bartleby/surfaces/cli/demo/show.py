@@ -1,0 +1,189 @@
+"""The show: server up, curtain, plot, and what to try next."""
+
+import contextlib
+import shutil
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from bartleby.message import Reaped
+from bartleby.surfaces.cli.demo.script import Script
+from bartleby.surfaces.cli.demo.stage import Stage, stage
+from bartleby.surfaces.cli.demo.view import Picture, bugs, status
+from bartleby.surfaces.cli.explain import gather, tell
+
+_TICK_SECONDS = 0.2
+_RATE_TICKS = 10
+_STATUS_EVERY = 5.0
+_DRAIN_SECONDS = 8.0
+_READING_SECONDS = 1.5
+_SHOWN_BUGS = 6
+
+
+def run(seconds: float, *, keep: bool | None) -> None:
+    """Play the demo; when it is over go on until Ctrl-C, if wanted or if there is somebody to press it."""
+    terminal = sys.stdout.isatty()
+    click.echo("Starting a PostgreSQL of its own …")
+    started = time.monotonic()
+    try:
+        with stage() as built:
+            click.echo(f"It is up after {time.monotonic() - started:.1f} s, with Bartleby in it.\n")
+            play = Play(built, seconds)
+            with _screen(terminal=terminal) as screen:
+                play.run(screen)
+            _summary(play)
+            if terminal if keep is None else keep:
+                _next_steps(play)
+                play.go_on()
+            elif play.script.bomb is not None:
+                click.echo("\nWhat `bartleby explain` says of bomb.png:\n")
+                tell(gather(built.client, play.script.bomb), datetime.now(UTC))
+    except KeyboardInterrupt:
+        click.echo()
+    click.echo("\nIt is over: no server, no worker, no file is left.")
+
+
+class Screen(Protocol):
+    """Where a picture is shown."""
+
+    def show(self, picture: Picture, told: list[str]) -> None:
+        """Show a picture, and tell what has just happened."""
+
+
+class Play:
+    """One performance."""
+
+    def __init__(self, built: Stage, seconds: float) -> None:
+        self.stage = built
+        self.seconds = seconds
+        self.script = Script(built, seconds)
+        self.picture = Picture(seconds)
+        self._done: deque[tuple[float, Counter[str]]] = deque(maxlen=_RATE_TICKS)
+
+    def run(self, screen: Screen) -> None:
+        """Play to the end, and until the queues are empty or it takes too long."""
+        begin = last = time.monotonic()
+        while not self._is_over(elapsed := last - begin):
+            tick = last + _TICK_SECONDS
+            screen.show(self.picture, self._tick(elapsed))
+            time.sleep(max(0.0, tick - time.monotonic()))
+            now = time.monotonic()
+            if elapsed < self.seconds:
+                self.stage.traffic.send(now - last)
+            last = now
+
+    def go_on(self) -> None:
+        """Keep the shop open until somebody presses Ctrl-C."""
+        while True:
+            self._look_after()
+            time.sleep(_TICK_SECONDS)
+
+    def _is_over(self, elapsed: float) -> bool:
+        quiet = not any(queue.leased or queue.deferred or (queue.ready and queue.name != "orders.invalid")
+                        for queue in self.picture.queues)  # fmt: skip
+        return elapsed >= self.seconds and (quiet or elapsed >= self.seconds + _DRAIN_SECONDS)
+
+    def _tick(self, elapsed: float) -> list[str]:
+        deaths, reaped = self._look_after()
+        client, picture, crew = self.stage.client, self.picture, self.stage.crew
+        picture.elapsed = elapsed
+        picture.queues = client.queues()
+        picture.bugs = client.groups(limit=_SHOWN_BUGS)
+        picture.setbacks = list(crew.setbacks)
+        picture.deaths = crew.counts["deaths"]
+        self._done.append((elapsed, self.done()))
+        picture.rates = self._rates()
+        return list(self.script.play(elapsed, picture.queues, deaths, reaped))
+
+    def _look_after(self) -> tuple[list[str], list[Reaped]]:
+        deaths = self.stage.crew.look()
+        # the workers do this too, but whoever of them had the duty may just have been killed
+        return deaths, self.stage.client.reap()
+
+    def done(self) -> Counter[str]:
+        """Return how many messages of each queue are done: what was sent and is nowhere any more."""
+        left = {queue.name: queue.ready + queue.leased + queue.deferred + queue.dead for queue in self.picture.queues}
+        return Counter({queue: sent - left.get(queue, 0) for queue, sent in self.stage.traffic.sent.items()})
+
+    def _rates(self) -> dict[str, float]:
+        (begin, before), (end, after) = self._done[0], self._done[-1]
+        return {queue: max(0.0, (after[queue] - before[queue]) / (end - begin)) for queue in after if end > begin}
+
+
+class _Terminal:
+    """A picture in place; each sentence stays long enough to be read."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._waiting: deque[str] = deque()
+        self._since = 0.0
+
+    def show(self, picture: Picture, told: list[str]) -> None:
+        self._waiting.extend(told)
+        if self._waiting and picture.elapsed >= self._since + _READING_SECONDS:
+            picture.told = self._waiting.popleft()
+            self._since = picture.elapsed
+        self._live.update(picture)
+
+
+class _Lines:
+    """What happens, line by line, and now and then how things are."""
+
+    def __init__(self) -> None:
+        self._next = _STATUS_EVERY
+
+    def show(self, picture: Picture, told: list[str]) -> None:
+        for sentence in told:
+            click.echo(f"{picture.elapsed:5.1f} s  {sentence}")
+        if picture.elapsed >= self._next:
+            self._next += _STATUS_EVERY
+            click.echo(f"{picture.elapsed:5.1f} s  [{status(picture)}]")
+
+
+@contextlib.contextmanager
+def _screen(*, terminal: bool) -> Iterator[Screen]:
+    if not terminal:
+        yield _Lines()
+        return
+    with Live(console=Console(highlight=False), refresh_per_second=10) as live:
+        yield _Terminal(live)
+
+
+def _summary(play: Play) -> None:
+    sent, done, crew = play.stage.traffic.sent.total(), play.done().total(), play.stage.crew
+    dead = sum(queue.dead for queue in play.picture.queues)
+    click.echo(f"\n{sent:,} messages were sent, {done:,} are done, after {crew.counts['retries']:,} retries.")
+    click.echo(f"Dead letters: {bugs(dead, len(play.picture.bugs))}. Workers that died: {crew.counts['deaths']}.")
+
+
+def _next_steps(play: Play) -> None:
+    name = _command()
+    client, bomb = play.stage.client, play.script.bomb
+    steps = [("queues", "what is where"), ("groups", "what the dead letters died of")]
+    steps += [
+        (f"explain {letter.message_id}", "the story of an invoice")
+        for letter in client.dead_letters("invoices", limit=1)
+    ]
+    steps += [(f"explain {bomb}", "the story of bomb.png")] if bomb is not None else []
+    steps += [('send emails \'{"to": "me"}\'', "one more email")]
+    width = max(len(words) for words, _ in steps)
+    click.echo("\nThe server and the workers stay until Ctrl-C. In another terminal:\n")
+    click.echo(f"  export BARTLEBY_DSN={play.stage.dsn}")
+    for words, what in steps:
+        click.echo(f"  {name} {words:{width}}  # {what}")
+    click.echo(f"\nThe shop's code is in {play.stage.shop / 'shop.py'}.")
+
+
+def _command() -> str:
+    found, this = shutil.which("bartleby"), Path(sys.argv[0])
+    if found is not None and Path(found).resolve() == this.resolve():
+        return "bartleby"
+    return str(this) if this.name == "bartleby" else f"{sys.executable} -m bartleby"

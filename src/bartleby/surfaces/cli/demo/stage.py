@@ -1,0 +1,97 @@
+"""Where the demo plays: a folder with a server and a shop in it. When it is left, nothing of it remains."""
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from bartleby import dev
+from bartleby.client import Client
+from bartleby.surfaces.cli.connecting import prepare
+from bartleby.surfaces.cli.demo import traffic
+from bartleby.surfaces.cli.demo.crew import Crew
+
+WORKERS = 2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_REMOVE_SECONDS = 10.0
+
+
+class Stage:
+    """A server, a shop's code, the workers that run it and the traffic they get."""
+
+    def __init__(self, folder: Path, server: dev.Server, client: Client) -> None:
+        self.dsn = server.dsn
+        self.client = client
+        self.shop = folder / "shop"
+        self.crew = Crew(self.shop, server.dsn, WORKERS)
+        self.traffic = traffic.Traffic(client)
+
+    def prepare(self) -> None:
+        """Make the queues, and the directory that a user's code would be in."""
+        self.shop.mkdir()
+        shutil.copy(Path(__file__).with_name("shop.py"), self.shop)
+        self.mail_server("flaky")
+        for queue, policy in traffic.QUEUES.items():
+            self.client.create_queue(queue, policy)
+
+    def mail_server(self, state: str) -> None:
+        """Let the mail server be up, flaky or down."""
+        # not in place: a worker may be reading it
+        (self.shop / "new").write_text(state, encoding="ascii")
+        (self.shop / "new").rename(self.shop / "mail-server")
+
+
+@contextlib.contextmanager
+def stage() -> Iterator[Stage]:
+    """Yield the stage. However it is left, no process and no file of it remains."""
+    with _one_interrupt(), contextlib.ExitStack() as left:
+        folder = Path(tempfile.mkdtemp(prefix="bartleby-demo-"))
+        left.callback(_remove, folder)
+        if os.geteuid() == 0:
+            folder.chmod(0o711)  # the server's account, which is not root, has to pass through
+        left.callback(_stop, folder)
+        # it is thrown away, so nothing has to reach the disk
+        server = dev.start(folder / "server", settings={"fsync": "off"})
+        prepare(server.dsn)
+        client = left.enter_context(Client(server.dsn))
+        built = Stage(folder, server, client)
+        built.prepare()
+        left.callback(built.crew.kill)
+        yield built
+
+
+@contextlib.contextmanager
+def _one_interrupt() -> Iterator[None]:
+    # The first signal ends the demo; a second must not interrupt the clearing up. And no core dumps of killed workers.
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {each: signal.signal(each, interrupt) for each in _SIGNALS}
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _stop(folder: Path) -> None:
+    if (server := dev.running(folder / "server")) is not None:
+        server.stop("immediate")
+
+
+def _remove(folder: Path) -> None:
+    # the last processes of a server that was stopped at once may still be writing
+    deadline = time.monotonic() + _REMOVE_SECONDS
+    while folder.exists() and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
