@@ -39,7 +39,7 @@ _RELAXED: LiteralString = " from (select set_config('synchronous_commit', 'off',
 
 _CLAIM: LiteralString = """
 select message_id, lease_id, position, attempt, payload::text, headers::text, key, generation, created_at, solo
-from bartleby.claim(%s, %s, %s::integer, make_interval(secs => %s::float8))"""
+from bartleby.claim(%s, %s, %s::integer, make_interval(secs => %s::float8), %s::boolean)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,13 @@ def send_many(queue: str, messages: Sequence[Mapping[str, Any]]) -> Call[list[Me
     return Call("select bartleby.send_many(%s, %s::jsonb)", parameters, _column)
 
 
-def claim(queue: str, worker: str, *, limit: int = 1, lease: Duration | None = None) -> Call[Lease | None]:
-    """Lease up to `limit` messages to a worker; None if there is nothing."""
+def claim(
+    queue: str, worker: str, *, limit: int = 1, lease: Duration | None = None, confirm: bool = False
+) -> Call[Lease | None]:
+    """Lease up to `limit` messages to a worker; None if there is nothing.
+
+    With `confirm`, a message that has to run alone counts as begun only after `start`.
+    """
 
     def parse(rows: Sequence[Row]) -> Lease | None:
         if not rows:
@@ -118,7 +123,13 @@ def claim(queue: str, worker: str, *, limit: int = 1, lease: Duration | None = N
         return Lease(LeaseId(rows[0][1]), tuple(Message(row[0], queue, *row[1:]) for row in rows))
 
     relaxed = _CLAIM.replace("\nfrom", "\n" + _RELAXED + ",")
-    return Call(_CLAIM, (storable(queue), storable(worker), limit, _seconds(lease)), parse, relaxed=relaxed)
+    return Call(_CLAIM, (storable(queue), storable(worker), limit, _seconds(lease), confirm), parse, relaxed=relaxed)
+
+
+def start(lease_id: int) -> Call[None]:
+    """Say that the message of this lease, which has to run alone, begins now; LeaseLost if it is not held any more."""
+    text: LiteralString = "select bartleby.start(%s::bigint)"
+    return Call(text, (lease_id,), _nothing, relaxed=text + _RELAXED)
 
 
 def ack(lease_id: int, positions: Sequence[int] | None = None) -> Call[int]:

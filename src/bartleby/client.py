@@ -69,6 +69,7 @@ class Verbs:
     send = Verb(calls.send)
     send_many = Verb(calls.send_many)
     claim = Verb(calls.claim)
+    start = Verb(calls.start)
     extend = Verb(calls.extend)
     ack = Verb(calls.ack)
     fail = Verb(calls.fail)

@@ -184,8 +184,8 @@ MUTATIONS = [
     Mutation(
         "a lapsed batch charges",
         "reap.sql",
-        "if v_lease.solo and not v_by_server then",
-        "if not v_by_server then",
+        "if v_lease.solo and v_excuse is null then",
+        "if v_excuse is null then",
         races.a_lapsed_batch_charges_nobody_and_comes_back_one_by_one,
     ),
     Mutation(
@@ -198,15 +198,15 @@ MUTATIONS = [
     Mutation(
         "a suspect is never charged",
         "reap.sql",
-        "if v_lease.solo and not v_by_server then",
+        "if v_lease.solo and v_excuse is null then",
         "if false then",
         races.a_suspect_that_lapses_alone_is_charged,
     ),
     Mutation(
         "a crash of the server charges",
         "reap.sql",
-        "if v_lease.solo and not v_by_server then",
-        "if v_lease.solo then",
+        "case when v_by_server then 'the server was restarted'",
+        "case when false then ''",
         races.a_crash_of_the_server_charges_nobody,
     ),
     Mutation(

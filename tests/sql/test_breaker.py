@@ -214,6 +214,15 @@ class TestProbes:
             fail_all(conn, probe(conn, clock))
         assert [round(found.total_seconds()) for found in waits] == [1, 2, 4, 8, 16, 30, 30, 30]
 
+    def test_one_that_succeeds_makes_the_waits_short_again(self, conn: Connection, clock: Clock) -> None:
+        stormy(conn)
+        for _ in range(5):
+            fail_all(conn, probe(conn, clock))
+        ack(conn, probe(conn, clock).lease)
+        fail_all(conn, claim(conn))
+        pause = stats(conn)["next_probe_at"] - value(conn, "select bartleby.clock()")
+        assert round(pause.total_seconds()) == 2
+
     def test_three_in_a_row_close_it(self, conn: Connection, clock: Clock) -> None:
         stormy(conn)
         for number in range(3):

@@ -42,6 +42,7 @@ WORKER = PRODUCER | {
     "reap",
     "reject",
     "release",
+    "start",
     "take_duty",
     "turn",
 }
@@ -74,7 +75,7 @@ RELATIONS = {
 def work(conn: Connection) -> None:
     claimed = claim(conn, 4)
     first, second, third, fourth = claimed.positions
-    conn.execute("select bartleby.extend(%s, '1 minute')", [[claimed.lease]])
+    conn.execute("select bartleby.start(%s), bartleby.extend(%s, '1 minute')", [claimed.lease, [claimed.lease]])
     ack(conn, claimed.lease, [first])
     release(conn, claimed.lease, [second])
     reject(conn, claimed.lease, third, "unacceptable")

@@ -15,18 +15,19 @@ from bartleby.client import AsyncRunner, Runner, Verb, Verbs
 from bartleby.message import MessageId
 
 NAMES = {
-    "AlreadyHandled", "AsyncClient", "Attempt", "Bartleby", "BartlebyError", "Client", "DeadLetter", "Decision", "Done",
-    "Failure", "Group", "InvalidArgument", "InvalidHandler", "InvalidMessage", "InvalidPayload", "InvalidPolicy", "InvalidQueueName", "InvalidSettings",
-    "Lease", "LeaseLost", "LivingMessage", "Message", "NoApp", "NoConnection", "NoHandler", "NotInstalled", "Outcome",
-    "Outlook", "PayloadTooLarge", "Pruned", "Queue", "QueueInUse", "Reaped", "Retry", "RetryPolicy", "Snooze", "Terminal",
-    "UndecodablePayload", "UnknownQueue", "VersionMismatch", "WrongIsolation", "__version__",
+    "AlreadyHandled", "AsyncClient", "Attempt", "Bartleby", "BartlebyError", "Client", "DeadLetter", "Decision",
+    "Done", "Failure", "Group", "InvalidArgument", "InvalidHandler", "InvalidMessage", "InvalidPayload",
+    "InvalidPolicy", "InvalidQueueName", "InvalidSettings", "Lease", "LeaseLost", "LivingMessage", "Message", "NoApp",
+    "NoConnection", "NoHandler", "NotInstalled", "Outcome", "Outlook", "PayloadTooLarge", "Pruned", "Queue",
+    "QueueInUse", "Reaped", "Retry", "RetryPolicy", "Snooze", "Terminal", "UndecodablePayload", "UnknownQueue",
+    "VersionMismatch", "WrongIsolation", "__version__",
 }  # fmt: skip
 VERBS = {
     "ack", "attempts", "channel", "claim", "close_breaker", "configure_queue", "create_queue", "dead_letter",
     "dead_letters", "drift", "drop_queue", "extend", "facts", "fail", "find_message", "force_breaker", "groups",
     "handled_keys", "idle", "last_message_id", "lease_length", "leave_duty", "mark_handled", "oldest_xmin_holder",
     "open_breaker", "outlook", "pause_queue", "prune", "queues", "reap", "reject", "release", "replay", "resume_queue",
-    "segments", "send", "send_many", "take_duty", "turn", "version",
+    "segments", "send", "send_many", "start", "take_duty", "turn", "version",
 }  # fmt: skip
 CALLS = {
     name: function
@@ -104,12 +105,13 @@ def test_a_call_is_a_value_that_can_be_looked_at_without_a_database() -> None:
     assert 60.0 in call.parameters
 
 
-def test_only_claim_ack_and_extend_need_not_wait_for_the_disk() -> None:
+def test_only_claim_start_ack_and_extend_need_not_wait_for_the_disk() -> None:
     made: dict[str, Call[Any]] = {
-        "claim": calls.claim("q", "w"), "ack": calls.ack(1), "extend": calls.extend([1], 1), "send": calls.send("q", 1),
+        "claim": calls.claim("q", "w"), "start": calls.start(1), "ack": calls.ack(1), "extend": calls.extend([1], 1),
+        "send": calls.send("q", 1),
         "send_many": calls.send_many("q", []), "fail": calls.fail(1, []), "reject": calls.reject(1, 1, "unacceptable"),
         "release": calls.release(1), "replay": operating.replay([1], actor="a", reason="r"), "reap": calls.reap(),
         "open_breaker": calls.open_breaker("q", "c", 1), "mark_handled": calls.mark_handled("q", "c", "k"),
         "take_duty": calls.take_duty("d", "h", 1), "prune": calls.prune(),
     }  # fmt: skip
-    assert {name for name, call in made.items() if call.relaxed} == {"claim", "ack", "extend"}
+    assert {name for name, call in made.items() if call.relaxed} == {"claim", "ack", "start", "extend"}

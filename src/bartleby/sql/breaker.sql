@@ -1,6 +1,6 @@
 -- The storm breaker. When a queue's failures are systemic, a worker opens it, and then nothing is handed out but single
--- probes: the first after a second, the next after 2, 4 … 30 seconds while they fail, at once while they succeed. Three
--- in a row close it. An operator may force it open, without probes, and close it. While it is open or forced, a failure
+-- probes: the first after a second, the next after 2, 4 … 30 seconds while they fail, at once while they succeed. One
+-- that succeeds shortens the wait to a second again, three in a row close it. An operator may force it open, without probes, and close it. While it is open or forced, a failure
 -- charges no attempt.
 -- Whether it is open stands in the queue's row, which every claim reads anyway; what changes with each probe stands
 -- apart, where it is read only while the breaker is open. Order of locks: queue row, then breaker row. Whoever settles
@@ -190,8 +190,8 @@ begin
     return;
   end if;
   v_breaker.passed := case p_outcome when 'passed' then v_breaker.passed + 1 when 'spoiled' then v_breaker.passed else 0 end;
-  v_breaker.probe_wait := case p_outcome when 'failed' then least(interval '30 seconds', v_breaker.probe_wait * 2)
-    else v_breaker.probe_wait end;
+  v_breaker.probe_wait := case p_outcome when 'passed' then interval '1 second'
+    when 'failed' then least(interval '30 seconds', v_breaker.probe_wait * 2) else v_breaker.probe_wait end;
   update bartleby.breaker b set lease_id = null, passed = v_breaker.passed, probe_wait = v_breaker.probe_wait,
     next_probe_at = v_now + case p_outcome when 'passed' then interval '0' else v_breaker.probe_wait end
   where b.queue = v_breaker.queue;

@@ -6,7 +6,7 @@
 -- only READ COMMITTED will do. The planner settings pin the index scans: segments are empty one moment and huge the next.
 
 create or replace function bartleby.claim(p_queue text, p_worker text, p_limit integer default 1,
-  p_lease interval default null)
+  p_lease interval default null, p_confirm boolean default false)
 returns table (lease_id bigint, "position" bigint, message_id bigint, attempt integer, payload jsonb, headers jsonb,
   key text, generation bigint, created_at timestamptz, solo boolean)
 language plpgsql security definer rows 100 set search_path = pg_catalog, bartleby, pg_temp
@@ -91,12 +91,31 @@ begin
   end loop;
   return query select * from bartleby.claim_past_holes(
     v_queue, v_recorded, v_reader, v_fresh, v_now, v_until, p_worker, p_limit);
-  if found and v_queue.breaker_state = 'open' then
-    perform bartleby.mark_probe(v_queue.id);
+  if found then
+    if p_confirm then
+      update bartleby.lease l set unconfirmed = true where l.id = (bartleby.reader(v_queue.id)).id and l.solo;
+    end if;
+    if v_queue.breaker_state = 'open' then
+      perform bartleby.mark_probe(v_queue.id);
+    end if;
   end if;
 end $$;
-comment on function bartleby.claim(text, text, integer, interval) is
-  'lease up to p_limit messages to a worker; each must be acked, failed, rejected or released before the lease lapses';
+comment on function bartleby.claim(text, text, integer, interval, boolean) is
+  'lease up to p_limit messages to a worker; each must be acked, failed, rejected or released before the lease lapses. '
+  'With p_confirm, a message that has to run alone counts as begun only after start()';
+
+create or replace function bartleby.start(p_lease_id bigint) returns void
+language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off
+as $$
+begin
+  update bartleby.lease l set unconfirmed = null where l.id = p_lease_id and l.unconfirmed and not isempty(l.pending);
+  if not found and not exists (select from bartleby.lease l where l.id = p_lease_id and not isempty(l.pending)) then
+    perform bartleby.lease_lost(array[p_lease_id]);
+  end if;
+end $$;
+comment on function bartleby.start(bigint) is
+  'the message of this lease, which has to run alone, begins now: if the lease lapses from here on, it is to blame';
 
 -- A lease that is just being settled is passed over: waiting for it would let the others lapse.
 create or replace function bartleby.extend(p_lease_ids bigint[], p_lease interval) returns void

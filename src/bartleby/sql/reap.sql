@@ -1,7 +1,8 @@
 -- Reap: leases that lapsed. An attempt counts when it is claimed, but a claim is a batch, and one poisonous message must
 -- not take its neighbours to the grave. So a lapsed lease charges nobody: its messages come back marked solo, and a solo
 -- message is leased alone. If that lease lapses too, the message was the culprit and the attempt is charged. A lease
--- granted before the server's last start charges nobody either: that crash was the server's.
+-- granted before the server's last start charges nobody either: that crash was the server's. Nor does one whose worker
+-- promised to say when it begins, and never did.
 -- Leases of one queue commit in the order of their ids, since claims come one after another. So each is looked at once,
 -- and then only those that were open; what is settled is deleted. The cost does not grow with what cannot be vacuumed.
 
@@ -96,15 +97,16 @@ as $$
 declare
   v_lease bartleby.lease := bartleby.take(p_lease.id, p_lease.pending);
   v_by_server boolean := p_lease.granted_at < bartleby.server_started_at();
+  v_excuse text := case when v_by_server then 'the server was restarted'
+    when p_lease.unconfirmed then 'it never began to run' end;
 begin
-  if v_lease.solo and not v_by_server then
+  if v_lease.solo and v_excuse is null then
     return (select d.verdict from bartleby.decide(v_lease, 'crashed', jsonb_build_array(jsonb_build_object(
       'position', lower(v_lease.pending), 'error_type', 'WorkerLost',
       'error', format('worker %s stopped answering while it ran this message alone', v_lease.worker)))) d);
   end if;
   perform bartleby.put_back(v_lease, bartleby.clock(), case when not v_by_server then true end);
-  perform bartleby.record_loss(v_lease, case when v_by_server then 'the server was restarted'
-    else 'nobody is charged before it ran alone' end);
+  perform bartleby.record_loss(v_lease, coalesce(v_excuse, 'nobody is charged before it ran alone'));
   return 'released';
 end $$;
 comment on function bartleby.reap_lease(bartleby.lease) is 'take back one lapsed lease';

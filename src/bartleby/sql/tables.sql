@@ -131,6 +131,7 @@ create table if not exists bartleby.lease (
   solo boolean,
   replayed boolean,
   probe boolean,
+  unconfirmed boolean,
   worker text not null,
   pending int8multirange not null,
   late int8multirange,
@@ -145,6 +146,7 @@ comment on column bartleby.lease.pending is 'worker: positions handed out and no
 comment on column bartleby.lease.solo is 'worker: holds one message that runs alone';
 comment on column bartleby.lease.replayed is 'worker: holds a message that had been dead';
 comment on column bartleby.lease.probe is 'worker: holds one message that tries whether the storm is over';
+comment on column bartleby.lease.unconfirmed is 'worker: has not yet said that it begins with its solo message';
 comment on column bartleby.lease.upper is 'reader: every position up to here was handed out or is remembered as a hole';
 comment on column bartleby.lease.due_at is 'reader: deferred messages up to (due_at, due_id) were appended';
 comment on column bartleby.lease.due_id is 'reader: see due_at';
