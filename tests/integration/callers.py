@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
-import django  # type: ignore[import-untyped]
-import django.conf  # type: ignore[import-untyped]
-import django.db  # type: ignore[import-untyped]
+import django
+import django.conf
+import django.db
 import psycopg
 import psycopg2  # type: ignore[import-untyped]
 import sqlalchemy

@@ -1,13 +1,15 @@
 """Effects exactly once: the mark and the effect in one transaction, whatever library it is in."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
-import django.db  # type: ignore[import-untyped]
+import django.db
 import psycopg
 import psycopg2  # type: ignore[import-untyped]
 import pytest
@@ -25,6 +27,8 @@ from tests.integration.callers import CALLERS, Begin, use_django, with_driver
 Conn = psycopg.Connection[tuple[Any, ...]]
 Wait = Callable[[Callable[[], object]], None]
 
+HOWTO = Path(__file__).parents[2] / "docs" / "howto" / "effects-exactly-once.md"
+BLOCKS = dict(re.findall(r"## (\w+).*?```python\n(.*?)```", HOWTO.read_text(), re.DOTALL))
 EFFECT = "insert into effect values (1)"
 
 
@@ -254,6 +258,78 @@ class TestWithoutATransaction:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as other:
             with pytest.raises(InvalidArgument, match="there is no transaction"):
                 await app.amark_handled(message, other)
+
+
+def test_an_old_snapshot_is_no_way_around_it(app: Bartleby, dsn: str, conn: Conn, redeliveries: list[Message]) -> None:
+    with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:
+        second.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        second.execute("select count(*) from effect")
+        app.mark_handled(redeliveries[0], first)
+        first.execute(EFFECT)
+        first.commit()
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            app.mark_handled(redeliveries[1], second)
+        second.rollback()
+        with pytest.raises(AlreadyHandled):
+            app.mark_handled(redeliveries[1], second)
+        second.rollback()
+    assert effects(conn) == 1
+
+
+class TestHowTo:
+    """The code of the how-to, with what it takes for granted."""
+
+    @pytest.fixture
+    def given(self, app: Bartleby, dsn: str, conn: Conn) -> dict[str, Any]:
+        conn.execute("create table parcel (id bigint generated always as identity, order_id bigint)")
+        app.send("orders", {"id": 42})
+        return {"app": app, "Message": Message, "DSN": dsn}
+
+    def check(self, given: dict[str, Any], block: str, conn: Conn) -> None:
+        exec(BLOCKS[block], given)  # noqa: S102 - the text is ours
+        app: Bartleby = given["app"]
+        message = redelivered(app, move_clock(conn).advance)
+        app.handlers["orders"].function(message)
+        with pytest.raises(AlreadyHandled):
+            app.handlers["orders"].function(message)
+        assert conn.execute("select order_id from parcel").fetchall() == [(42,)]
+
+    def test_psycopg(self, given: dict[str, Any], conn: Conn) -> None:
+        self.check({**given, "psycopg": psycopg}, "psycopg", conn)
+
+    def test_sqlalchemy(self, given: dict[str, Any], conn: Conn) -> None:
+        class Base(orm.DeclarativeBase):
+            pass
+
+        class Parcel(Base):
+            __tablename__ = "parcel"
+            id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+            order_id: orm.Mapped[int]
+
+        engine = sqlalchemy.create_engine(with_driver(given["DSN"], "psycopg"), poolclass=NullPool)
+        self.check({**given, "engine": engine, "Session": orm.Session, "Parcel": Parcel}, "SQLAlchemy", conn)
+
+    def test_django(self, given: dict[str, Any], conn: Conn) -> None:
+        use_django(given["DSN"])
+        from django.db import models
+
+        meta = type("Meta", (), {"app_label": "shop", "db_table": "parcel"})
+        fields = {"id": models.BigAutoField(primary_key=True), "order_id": models.BigIntegerField()}
+        parcel = type("Parcel", (models.Model,), {"__module__": __name__, "Meta": meta, **fields})
+        there = {"transaction": django.db.transaction, "connection": django.db.connection, "Parcel": parcel}
+        self.check({**given, **there}, "Django", conn)
+        django.db.connection.close()
+        del django.db.connections["default"]
+
+    async def test_asyncpg(self, given: dict[str, Any], conn: Conn) -> None:
+        exec(BLOCKS["asyncpg"], given)  # noqa: S102 - the text is ours
+        app: Bartleby = given["app"]
+        message = redelivered(app, move_clock(conn).advance)
+        async with asyncpg.create_pool(given["DSN"], min_size=1, max_size=2) as given["pool"]:
+            await app.handlers["orders"].function(message)
+            with pytest.raises(AlreadyHandled):
+                await app.handlers["orders"].function(message)
+        assert conn.execute("select order_id from parcel").fetchall() == [(42,)]
 
 
 class TestInAWorker:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
-import django.db  # type: ignore[import-untyped]
+import django.db
 import psycopg
 import psycopg2.extras  # type: ignore[import-untyped]
 import pytest
