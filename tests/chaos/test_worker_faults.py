@@ -1,0 +1,172 @@
+"""Workers under one kind of fault at a time: nothing is lost, nobody else settles, nobody innocent is charged."""
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+import psycopg
+import pytest
+
+from bartleby import dev
+from tests.chaos import worker_profiles
+from tests.chaos.worker_ledger import Book, Report
+from tests.chaos.worker_profiles import NOISE, between, innocent, under_load
+from tests.chaos.worker_proxy import Proxy, proxy
+from tests.chaos.worker_stage import LEASE, REAP, Connection, Stage, log, send, stage, until
+from tests.chaos.worker_words import SWIFT
+from tests.conftest import install
+
+LONG = pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(400)], id="long")
+BACK = 3.0
+"""Within so many seconds after the server is back something is done."""
+
+
+@pytest.mark.parametrize("seconds", [6, LONG])
+def test_workers_that_are_killed(dsn: str, tmp_path: Path, seconds: float) -> None:
+    with stage(dsn, tmp_path) as on:
+        worker_profiles.killed(on, seconds)
+
+
+@pytest.mark.parametrize("seconds", [7, LONG])
+def test_workers_that_sleep_longer_than_their_leases(dsn: str, tmp_path: Path, seconds: float) -> None:
+    with stage(dsn, tmp_path) as on:
+        worker_profiles.frozen(on, seconds)
+
+
+@pytest.mark.parametrize("seconds", [5, LONG])
+def test_workers_that_are_told_to_stop(dsn: str, tmp_path: Path, seconds: float) -> None:
+    with stage(dsn, tmp_path) as on:
+        worker_profiles.told_to_stop(on, seconds)
+
+
+@pytest.mark.parametrize("seconds", [5, LONG])
+def test_connections_that_are_cut_by_the_server(dsn: str, tmp_path: Path, seconds: float) -> None:
+    with stage(dsn, tmp_path) as on:
+        worker_profiles.connections_cut(on, seconds)
+
+
+def stop_at_once(server: dev.Server) -> None:
+    server.stop("immediate")
+
+
+def kill_a_backend(server: dev.Server) -> None:
+    with psycopg.connect(server.dsn, autocommit=True) as conn:
+        query = "select pid from pg_stat_activity where application_name = 'bartleby settles' order by random() limit 1"
+        for (pid,) in conn.execute(query).fetchall() or [(conn.info.backend_pid,)]:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: broken(conn), "a killed backend harms nobody")
+
+
+def broken(conn: Connection) -> bool:
+    try:
+        conn.execute("select")
+    except psycopg.OperationalError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("seconds", [8, LONG])
+def test_a_server_that_crashes(scratch: Path, tmp_path: Path, seconds: float) -> None:
+    with CrashingServer(scratch) as server, stage(server.running.dsn, tmp_path) as on:
+        with under_load(on, 2):
+            for number, _ in enumerate(between(seconds, on, 1, 3)):
+                server.crash(on, [stop_at_once, kill_a_backend][number % 2])
+                time.sleep(BACK)
+        first_completions(on, innocent(on))
+
+
+class CrashingServer:
+    """A server of one test, that is started again whenever it was brought down."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._home = Path(tempfile.mkdtemp(prefix="bartleby-worker-", dir=scratch))
+
+    def __enter__(self) -> Self:
+        self.running = dev.start(self._home)
+        install(self.running.dsn)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.running.stop("immediate")
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def crash(self, on: Stage, how: Callable[[dev.Server], None]) -> None:
+        since = time.monotonic()
+        how(self.running)
+        time.sleep(on.rng.choice([0, 0.5, LEASE]))
+        again = dev.start(self._home)
+        if again.started:
+            self.running = again
+        until(lambda: can_connect(again.dsn), "the server does not come back")
+        on.fault("server", since)
+
+
+def can_connect(dsn: str) -> bool:
+    try:
+        psycopg.connect(dsn).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def first_completions(on: Stage, report: Report) -> None:
+    """Something that began after the server came back is settled soon."""
+    book = Book(on.folder)
+    for fault in on.faults:
+        fresh = [
+            settling.answered
+            for run in book.runs
+            if run.begun > fault.until and (settling := run.settled()) and settling.answered
+        ]
+        assert fresh, report
+        log.info("first completion %.2f s after the server was back", min(fresh) - fault.until)
+        assert min(fresh) - fault.until < BACK + NOISE
+
+
+@contextmanager
+def behind_proxy(dsn: str, folder: Path, server: dev.Server) -> Iterator[tuple[Stage, Proxy]]:
+    with proxy(server.port) as between_us:
+        through = dsn.replace(f":{server.port}/", f":{between_us.port}/")
+        with stage(dsn, folder, through=through) as on:
+            yield on, between_us
+
+
+def ports(conn: Connection, name: str) -> set[int]:
+    query = "select client_port from pg_stat_activity where datname = current_database() and application_name = %s"
+    return {row[0] for row in conn.execute(query, [f"bartleby {name}"]).fetchall()}
+
+
+@pytest.mark.parametrize("seconds", [6, LONG])
+def test_a_network_that_swallows_everything(dsn: str, server: dev.Server, tmp_path: Path, seconds: float) -> None:
+    with behind_proxy(dsn, tmp_path, server) as (on, network):
+        with under_load(on, 2):
+            for _ in between(seconds, on, 0.5, 1):
+                since = time.monotonic()
+                network.hang()
+                time.sleep(on.rng.choice([0.3, LEASE / 2, LEASE + REAP]))
+                network.heal()
+                on.fault("network", since)
+        innocent(on)
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "hanging"])
+def test_a_listener_that_hears_nothing(dsn: str, server: dev.Server, tmp_path: Path, cut: bool) -> None:
+    with behind_proxy(dsn, tmp_path, server) as (on, network), on.admin() as conn:
+        send(on, SWIFT, [{"v": "first"}])
+        on.begun(on.start())
+        until(lambda: ports(conn, "listener"), "nobody listens")
+        time.sleep(1)
+        assert (network.cut if cut else network.hang)(ports(conn, "listener")) == 1
+        for number in range(3):
+            sent = time.monotonic()
+            send(on, SWIFT, [{"v": f"later{number}"}])
+            until(lambda value=f"later{number}": Book(on.folder).done(value), "not delivered", 40)  # type: ignore[misc]
+            log.info("delivered after %.2f s", time.monotonic() - sent)
+            assert time.monotonic() - sent < 1 + NOISE
+        innocent(on)
