@@ -67,7 +67,7 @@ class Bartleby:
 
     def recorder(self) -> Recorder:
         """Return what makes evidence of exceptions; the packages of the handlers count as the application."""
-        return Recorder(self._redact, [each.function.__module__.partition(".")[0] for each in self.handlers.values()])
+        return Recorder(self._redact, [each.package for each in self.handlers.values() if each.package])
 
     @cached_property
     def client(self) -> Client:

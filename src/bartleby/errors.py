@@ -144,9 +144,13 @@ class NoApp(BartlebyError):
 class UndecodablePayload(BartlebyError):
     """A payload is valid in PostgreSQL and cannot be decoded in Python; its text is `Message.raw`."""
 
+    __module__ = "bartleby"  # by which name it is imported, and stands in a dead letter
+
 
 class InvalidPayload(BartlebyError):
     """A payload is not what its handler expects; the text says where: `payload.customer.id: expected int, not 'x'`."""
+
+    __module__ = "bartleby"
 
 
 BY_SQLSTATE: dict[str, type[BartlebyError]] = {

@@ -80,7 +80,8 @@ class Fetcher:
                 return True
             length = self._lane.handler.lease or await shared.terms.lease(self._queue)
             asked = time.monotonic()
-            lease = await shared.link.run(calls.claim(self._queue, shared.worker, limit=limit, lease=length))
+            call = calls.claim(self._queue, shared.worker, limit=limit, lease=length, confirm=True)
+            lease = await shared.link.run(call)
             if lease is None:
                 return False
             shared.idle.clear()

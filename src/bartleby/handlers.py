@@ -1,5 +1,6 @@
 """A handler: the function a user wrote, and everything that was said about it."""
 
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from bartleby.policy import RetryPolicy
 from bartleby.typed import converter
 
 _MOST_AT_ONCE = 10_000
+_PAYLOAD_AND_MESSAGE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,11 @@ class Handler:
     rate: float | None
     once: str | None
     lease: float | None
+
+    @property
+    def package(self) -> str:
+        """The top package that the function is in; a callable of some other kind has none."""
+        return (getattr(self.function, "__module__", None) or "").partition(".")[0]
 
     def arguments(self, message: Message) -> tuple[Any, ...]:
         """Return what the function is called with; an error if the payload does not fit."""
@@ -56,13 +63,13 @@ def handler(
     lease: float | timedelta | None = None,
 ) -> Handler:
     """Return a handler, or say what is wrong with it."""
-    name = f"{function.__module__}.{function.__qualname__}" if hasattr(function, "__qualname__") else repr(function)
+    name = f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', type(function).__qualname__)}"
     if not isinstance(queue, str):
         raise InvalidHandler(f"{name}: a handler is for a queue", hint='@app.handler("orders")')
     _check_number(name, "batch", batch)
     _check_number(name, "concurrency", concurrency)
     _check_exceptions(name, terminal)
-    if once not in {False, True, "id", "key"}:
+    if not isinstance(once, bool) and not (isinstance(once, str) and once in {"id", "key"}):
         raise InvalidHandler(f"{name}: once is {once!r}; expected True (by the message's id) or 'key'")
     if inspect.isasyncgenfunction(function) or (batch is None and inspect.isgeneratorfunction(function)):
         raise InvalidHandler(f"{name}: it has a yield in it, so calling it runs nothing")
@@ -89,15 +96,17 @@ def handler(
 def _parameters(function: Callable[..., Any], name: str, *, in_batch: bool) -> tuple[Callable[[Any], Any] | None, bool]:
     try:
         parameters = list(inspect.signature(function).parameters.values())
-        hints = typing.get_type_hints(function if inspect.isroutine(function) else type(function).__call__)
+        hints = typing.get_type_hints(_annotated(function))
     except (TypeError, ValueError, NameError) as error:
         raise InvalidHandler(f"{name}: its parameters cannot be read: {error}") from error
-    required = [
-        each
-        for each in parameters
-        if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
-    ]
-    if not parameters or len(required) > 2 or any(each.kind is each.KEYWORD_ONLY for each in required):  # noqa: PLR2004 - payload and message
+    variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    required = [each for each in parameters if each.default is each.empty and each.kind not in variadic]
+    by_name = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}
+    if (
+        all(each.kind in by_name for each in parameters)
+        or len(required) > _PAYLOAD_AND_MESSAGE
+        or any(each.kind in by_name for each in required)
+    ):
         raise InvalidHandler(
             f"{name}: a handler takes a Message, or a payload and if wanted the Message",
             hint="def handle(message: Message), def handle(order: Order), def handle(order: Order, message: Message)",
@@ -113,6 +122,12 @@ def _parameters(function: Callable[..., Any], name: str, *, in_batch: bool) -> t
         return converter(first), len(required) > 1
     except TypeError as error:
         raise InvalidHandler(f"{name}: no payload can be {first!r}: {error}") from None
+
+
+def _annotated(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
 
 
 def _member(annotation: Any, name: str, *, alone: bool) -> Any:  # noqa: ANN401 - annotations

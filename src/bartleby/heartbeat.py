@@ -40,7 +40,8 @@ class Heartbeat:
     def stop(self) -> None:
         """End; what is still held is renewed no more."""
         self._stopping.set()
-        self._thread.join(timeout=5)
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
 
     def hold(self, held: Held) -> None:
         """Renew this lease from now on."""

@@ -4,8 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from bartleby import telemetry
+import psycopg
+
+from bartleby import calls, telemetry
 from bartleby.config import Settings
+from bartleby.errors import BartlebyError
 from bartleby.execute import Released, Settlement
 from bartleby.heartbeat import Heartbeat
 from bartleby.held import Held
@@ -23,6 +26,7 @@ class Holding:
     def __init__(self, settings: Settings, link: Link) -> None:
         self.lanes: dict[str, Lane] = {}
         self.leases: dict[int, Held] = {}
+        self._link = link
         self.settler = Settler(link, self._settled)
         self._heartbeat = Heartbeat(settings, self._lost_elsewhere)
         self._solo_over = asyncio.Event()
@@ -82,7 +86,7 @@ class Holding:
         self.pause("made room for a message that has to run alone")
         quiet = await self.quiet(stopping, max(1.0, held.length))
         await until_either(self.settler.flush(), stopping)
-        if not quiet or stopping.is_set():
+        if not quiet or stopping.is_set() or not await self._started(held):
             self.put_back([(held, message) for message in messages], "it could not run alone here", 1.0)
         elif not held.lost:
             self._solo_over.clear()
@@ -92,6 +96,15 @@ class Holding:
         if not stopping.is_set():
             for each in self.lanes.values():
                 each.resume()
+
+    async def _started(self, held: Held) -> bool:
+        # from here on the message is to blame if the lease lapses
+        try:
+            await self._link.run(calls.start(held.id))
+        except (psycopg.Error, BartlebyError, OSError) as error:
+            telemetry.warning("solo.not_started", str(error), queue=held.queue, lease_id=held.id)
+            return False
+        return True
 
     async def watch_pace(self) -> None:
         """Put back, for ever, what was claimed for handlers that have become too slow for it."""

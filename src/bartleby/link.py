@@ -93,8 +93,11 @@ class Link:
 
     async def _connected(self) -> AsyncPooled:
         if self._connection is None or self._connection.closed:
-            async with asyncio.timeout(self.deadline):
-                connection = await AsyncPooled.connect(self._settings.dsn or "", autocommit=True, **self._options())
+            try:
+                async with asyncio.timeout(self.deadline):
+                    connection = await AsyncPooled.connect(self._settings.dsn or "", autocommit=True, **self._options())
+            except TimeoutError:
+                raise psycopg.errors.ConnectionTimeout(f"no connection within {self.deadline:g} s") from None
             with self._leaving(connection):
                 await AsyncPooled.configure(connection)
             self._connection = connection
@@ -112,10 +115,15 @@ class Link:
 
     @contextlib.contextmanager
     def _leaving(self, connection: AsyncPooled, extra: float = 0.0) -> Iterator[None]:
-        timer = asyncio.get_running_loop().call_later(self.deadline + extra, _shut, connection)
+        limit = self.deadline + extra
+        timer = asyncio.get_running_loop().call_later(limit, _shut, connection)
+        began = time.monotonic()
         try:
             yield
         except psycopg.Error as error:
+            if connection.broken and time.monotonic() - began >= limit:
+                self._leave(connection)
+                raise psycopg.errors.ConnectionTimeout(f"no answer within {limit:g} s") from error
             if connection.broken or (error.sqlstate or "").startswith(_LEAVE):
                 self._leave(connection)
             raise

@@ -120,7 +120,7 @@ class ThreadLane(Lane):
                     self._idle -= 1
                 if self._closing:
                     self._threads -= 1
-                    return
+                    break
                 if self._pace is not None and (wait := self._pace.wait()):
                     items: Items = ()
                 else:
@@ -131,8 +131,10 @@ class ThreadLane(Lane):
                 self._run(thread, items)
             else:
                 time.sleep(wait)
+        _leave_django()
 
     def _run(self, thread: int, items: Items) -> None:
+        _refresh_django()
         run = self._runs[thread] = Run(items)
         try:
             if self.handler.batch is None:
@@ -185,6 +187,17 @@ class ThreadLane(Lane):
             run.over = run.interrupted = True
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interrupted))
         self._tell(run, settlements)
+
+
+def _refresh_django() -> None:
+    # Django has a connection for each thread, and replaces one that broke or is old only when it is told to.
+    if "django.db" in sys.modules:
+        sys.modules["django.db"].close_old_connections()
+
+
+def _leave_django() -> None:
+    if "django.db" in sys.modules:
+        sys.modules["django.db"].connections.close_all()
 
 
 def _where(thread: int) -> TracebackType | None:
