@@ -69,8 +69,6 @@ def handler(
     _check_number(name, "batch", batch)
     _check_number(name, "concurrency", concurrency)
     _check_exceptions(name, terminal)
-    if not isinstance(once, bool) and not (isinstance(once, str) and once in {"id", "key"}):
-        raise InvalidHandler(f"{name}: once is {once!r}; expected True (by the message's id) or 'key'")
     if inspect.isasyncgenfunction(function) or (batch is None and inspect.isgeneratorfunction(function)):
         raise InvalidHandler(f"{name}: it has a yield in it, so calling it runs nothing")
     convert, with_message = _parameters(function, name, in_batch=batch is not None)
@@ -88,7 +86,7 @@ def handler(
         timeout=_positive(name, "timeout", timeout),
         concurrency=concurrency,
         rate=_positive(name, "rate", rate),
-        once="id" if once is True else once or None,
+        once=_once(name, once),
         lease=_positive(name, "lease", lease),
     )
 
@@ -137,6 +135,16 @@ def _member(annotation: Any, name: str, *, alone: bool) -> Any:  # noqa: ANN401 
             hint="def handle(messages: list[Message]), def handle(orders: list[Order])",
         )
     return (typing.get_args(annotation) or (Message,))[0]
+
+
+def _once(name: str, value: object) -> str | None:
+    if value is False:
+        return None
+    if value is True:
+        return "id"
+    if not isinstance(value, str) or value not in {"id", "key"}:
+        raise InvalidHandler(f"{name}: once is {value!r}; expected True (by the message's id) or 'key'")
+    return value
 
 
 def _check_number(name: str, what: str, value: object) -> None:
