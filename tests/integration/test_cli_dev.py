@@ -1,4 +1,4 @@
-"""`bartleby dev` and `bartleby demo` start servers, say how to use them, and leave none behind."""
+"""`bartleby dev` starts a server, says how to use it, and leaves none behind."""
 
 import os
 import shutil
@@ -57,19 +57,6 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().rstrip("\n")
 
 
-def postgres_processes() -> set[int]:
-    """The servers that run on this machine, by their command line."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = entry.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if len(words) > 2 and words[0].endswith(b"postgres") and words[1] == b"-D" and b"bartleby-demo-" in words[2]:
-            found.add(int(entry.parent.name))
-    return found
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_dev_prints_an_export_line_that_works_and_stops_on_a_signal(folder: Path, number: signal.Signals) -> None:
     process = start(folder, "dev", "--directory", "pg")
@@ -116,27 +103,6 @@ def test_dev_says_why_it_cannot_live_somewhere(folder: Path) -> None:
     code, _, err = run(folder, "dev", "--directory", "pg", BARTLEBY_PG_BIN="/nonexistent")
     assert code == 1
     assert err.startswith("bartleby: BARTLEBY_PG_BIN is /nonexistent")
-
-
-def test_the_demo_shows_a_dead_letter_and_leaves_nothing_behind(folder: Path) -> None:
-    before = postgres_processes()
-    code, out, err = run(folder, "demo", TMPDIR=str(folder))
-    assert (code, err) == (0, "")
-    for told in ("Sent 3 messages", "Verdict on order 2: retry", "Verdict: dead", "KeyError", "'customer'", "order-2"):
-        assert told in out
-    assert "Replayed message 2 under its own id, and it is done: 0 dead, 0 ready" in out
-    assert list(folder.iterdir()) == []
-    assert postgres_processes() - before == set()
-
-
-def test_a_demo_that_is_interrupted_leaves_nothing_behind(folder: Path) -> None:
-    process = start(folder, "demo", TMPDIR=str(folder))
-    assert "A PostgreSQL of its own" in first_line(process)
-    process.terminate()
-    code, _, err = finish(process)
-    # it may have been faster than the signal
-    assert (code, err) in {(1, "\nAborted!\n"), (1, "Aborted!\n"), (0, "")}
-    assert list(folder.iterdir()) == []
 
 
 def test_without_a_dsn_a_command_uses_the_embedded_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

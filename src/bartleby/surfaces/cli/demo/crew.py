@@ -43,6 +43,7 @@ class Crew:
     size: int
     setbacks: deque[Setback] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     counts: Counter[str] = field(default_factory=Counter)
+    failed_emails: Counter[int] = field(default_factory=Counter)
     said: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _processes: list[subprocess.Popen[str]] = field(default_factory=list)
     _start_at: float = 0.0
@@ -105,5 +106,7 @@ class Crew:
             setback = Setback(told["queue"], told["message_id"], told["attempt"], told["text"], moment)
             self.setbacks.appendleft(setback)
             self.counts["retries"] += 1
+            if setback.queue == "emails":
+                self.failed_emails[setback.message_id] += 1
         elif told.get("level") == "error":
             self.said.append(f"{event}: {told.get('text')}")

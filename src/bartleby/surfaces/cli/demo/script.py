@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from bartleby.message import Queue, Reaped
+from bartleby.message import Queue
 from bartleby.surfaces.cli.demo.stage import Stage
 
 _OUTAGE_AT, _OUTAGE_SECONDS, _BOMB_AT = 0.2, 6.5, 0.55
@@ -12,6 +12,11 @@ _OPENING = {
     0.0: "A shop opens: it sends emails, orders, invoices and images, and two workers handle them.",
     0.05: "The mail server hangs up on 30 % of all emails: each is tried again after a growing, random delay.",
     0.11: "Some invoices meet a bug, some orders do not validate: these are dead letters, with all their evidence.",
+}
+_FATE = {
+    "lost": "What the dead worker held is back. Nobody is charged, but from now on each of these messages runs alone.",
+    "crashed": "bomb.png killed a worker while it ran alone: now the culprit is known. Once more, and it is dead.",
+    "dead": "bomb.png is a dead letter: reason crashed. No other message was harmed.",
 }
 
 
@@ -27,16 +32,16 @@ class Script:
     _breaker: str = "closed"
     _held: int = 0
     _death_told: bool = False
-    _bomb_told: bool = False
+    _attempts_told: int = 0
 
-    def play(self, elapsed: float, queues: list[Queue], deaths: list[str], reaped: list[Reaped]) -> Iterator[str]:
+    def play(self, elapsed: float, queues: list[Queue], deaths: list[str]) -> Iterator[str]:
         """Do what is due, and yield what is to be told."""
         part = elapsed / self.seconds
         for begin in [begin for begin in self._opening if part >= begin]:
             yield self._opening.pop(begin)
         yield from self._outage(elapsed)
         yield from self._storm({queue.name: queue for queue in queues}["emails"])
-        yield from self._explosion(part, deaths, reaped)
+        yield from self._explosion(part, deaths)
 
     def _outage(self, elapsed: float) -> Iterator[str]:
         begin = _OUTAGE_AT * self.seconds
@@ -60,18 +65,16 @@ class Script:
         elif emails.breaker == "open":
             self._held = emails.ready + emails.deferred
 
-    def _explosion(self, part: float, deaths: list[str], reaped: list[Reaped]) -> Iterator[str]:
+    def _explosion(self, part: float, deaths: list[str]) -> Iterator[str]:
         if self.bomb is None and part >= _BOMB_AT:
             self.bomb = self.stage.traffic.send_bomb()
             yield "Somebody uploads bomb.png: an image that kills the whole process of whoever opens it."
         if deaths and not self._death_told:
             self._death_told = True
             yield f"{deaths[0]}. It is replaced; what it held comes back when its leases lapse."
-        released = sum(lease.messages for lease in reaped if lease.outcome == "released")
-        if released:
-            yield f"{released} messages of the dead worker are back. Nobody is charged, but each runs alone now."
-        if any(lease.outcome == "retry" for lease in reaped):
-            yield "One of them killed a worker while it ran alone: the culprit is known. Once more, and it is dead."
-        if not self._bomb_told and any(lease.outcome == "dead" for lease in reaped):
-            self._bomb_told = True
-            yield "bomb.png is a dead letter: reason crashed. No other message was harmed."
+        if self.bomb is not None:
+            attempts = self.stage.client.attempts(self.bomb)
+            for attempt in attempts[self._attempts_told :]:
+                if sentence := _FATE.get(attempt.outcome if attempt.verdict == "retry" else attempt.verdict):
+                    yield sentence
+            self._attempts_told = len(attempts)

@@ -14,7 +14,6 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from bartleby.message import Reaped
 from bartleby.surfaces.cli.demo.script import Script
 from bartleby.surfaces.cli.demo.stage import Stage, stage
 from bartleby.surfaces.cli.demo.view import Picture, bugs, status
@@ -30,17 +29,17 @@ _SHOWN_BUGS = 6
 
 def run(seconds: float, *, keep: bool | None) -> None:
     """Play the demo; when it is over go on until Ctrl-C, if wanted or if there is somebody to press it."""
-    terminal = sys.stdout.isatty()
-    click.echo("Starting a PostgreSQL of its own …")
+    terminal = Console().is_terminal and not Console().is_dumb_terminal
     started = time.monotonic()
     try:
+        click.echo("Starting a PostgreSQL of its own …")
         with stage() as built:
             click.echo(f"It is up after {time.monotonic() - started:.1f} s, with Bartleby in it.\n")
             play = Play(built, seconds)
             with _screen(terminal=terminal) as screen:
                 play.run(screen)
             _summary(play)
-            if terminal if keep is None else keep:
+            if sys.stdout.isatty() if keep is None else keep:
                 _next_steps(play)
                 play.go_on()
             elif play.script.bomb is not None:
@@ -92,7 +91,7 @@ class Play:
         return elapsed >= self.seconds and (quiet or elapsed >= self.seconds + _DRAIN_SECONDS)
 
     def _tick(self, elapsed: float) -> list[str]:
-        deaths, reaped = self._look_after()
+        deaths = self._look_after()
         client, picture, crew = self.stage.client, self.picture, self.stage.crew
         picture.elapsed = elapsed
         picture.queues = client.queues()
@@ -101,12 +100,12 @@ class Play:
         picture.deaths = crew.counts["deaths"]
         self._done.append((elapsed, self.done()))
         picture.rates = self._rates()
-        return list(self.script.play(elapsed, picture.queues, deaths, reaped))
+        return list(self.script.play(elapsed, picture.queues, deaths))
 
-    def _look_after(self) -> tuple[list[str], list[Reaped]]:
-        deaths = self.stage.crew.look()
-        # the workers do this too, but whoever of them had the duty may just have been killed
-        return deaths, self.stage.client.reap()
+    def _look_after(self) -> list[str]:
+        # the workers reap too, but whoever of them had the duty may just have been killed
+        self.stage.client.reap()
+        return self.stage.crew.look()
 
     def done(self) -> Counter[str]:
         """Return how many messages of each queue are done: what was sent and is nowhere any more."""
@@ -165,24 +164,29 @@ def _summary(play: Play) -> None:
 
 
 def _next_steps(play: Play) -> None:
-    name = _command()
-    client, bomb = play.stage.client, play.script.bomb
-    steps = [("queues", "what is where"), ("groups", "what the dead letters died of")]
-    steps += [
-        (f"explain {letter.message_id}", "the story of an invoice")
-        for letter in client.dead_letters("invoices", limit=1)
-    ]
-    steps += [(f"explain {bomb}", "the story of bomb.png")] if bomb is not None else []
-    steps += [('send emails \'{"to": "me"}\'', "one more email")]
+    steps = list(_steps(play))
     width = max(len(words) for words, _ in steps)
     click.echo("\nThe server and the workers stay until Ctrl-C. In another terminal:\n")
     click.echo(f"  export BARTLEBY_DSN={play.stage.dsn}")
     for words, what in steps:
-        click.echo(f"  {name} {words:{width}}  # {what}")
+        click.echo(f"  {command()} {words:{width}}  # {what}")
     click.echo(f"\nThe shop's code is in {play.stage.shop / 'shop.py'}.")
 
 
-def _command() -> str:
+def _steps(play: Play) -> Iterator[tuple[str, str]]:
+    yield "queues", "what is where"
+    yield "groups", "what the dead died of"
+    for message_id, failures in play.stage.crew.failed_emails.most_common(1):
+        yield f"explain {message_id}", f"an email that failed {failures} times"
+    for letter in play.stage.client.dead_letters("invoices", limit=1):
+        yield f"explain {letter.message_id}", "an invoice that met a bug"
+    if play.script.bomb is not None:
+        yield f"explain {play.script.bomb}", "bomb.png"
+    yield """send emails '{"to": "me"}'""", "one more email"
+
+
+def command() -> str:
+    """Return how to call this program, as short as it works."""
     found, this = shutil.which("bartleby"), Path(sys.argv[0])
     if found is not None and Path(found).resolve() == this.resolve():
         return "bartleby"

@@ -55,23 +55,24 @@ def stage() -> Iterator[Stage]:
         left.callback(_remove, folder)
         if os.geteuid() == 0:
             folder.chmod(0o711)  # the server's account, which is not root, has to pass through
-        left.callback(_stop, folder)
+        left.callback(_stop_if_running, folder)
         # it is thrown away, so nothing has to reach the disk
         server = dev.start(folder / "server", settings={"fsync": "off"})
+        left.callback(server.stop, "immediate")
         prepare(server.dsn)
         client = left.enter_context(Client(server.dsn))
         built = Stage(folder, server, client)
         built.prepare()
         left.callback(built.crew.kill)
+        left.callback(_be_deaf)
         yield built
 
 
 @contextlib.contextmanager
 def _one_interrupt() -> Iterator[None]:
-    # The first signal ends the demo; a second must not interrupt the clearing up. And no core dumps of killed workers.
+    # The first signal ends the demo, and a second must not interrupt the clearing up. Killed workers dump no cores.
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+        _be_deaf()
         raise KeyboardInterrupt
 
     before = {each: signal.signal(each, interrupt) for each in _SIGNALS}
@@ -85,7 +86,12 @@ def _one_interrupt() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _stop(folder: Path) -> None:
+def _be_deaf() -> None:
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+
+
+def _stop_if_running(folder: Path) -> None:
     if (server := dev.running(folder / "server")) is not None:
         server.stop("immediate")
 
