@@ -4,10 +4,10 @@ Nothing a handler raises gets past this module: an exception is evidence, never 
 """
 
 import asyncio
-import inspect
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any, cast
 
 from bartleby import telemetry
@@ -143,14 +143,14 @@ class Executor:
         return running if limit is None else bounded(running, limit, self.handler.name)
 
     def _returned(self, message: Message, answer: object) -> Settlement:
-        kind = type(answer)
+        kind = type(answer)  # as in _judged()
         if issubclass(kind, BaseException):
             return self.judge(message, cast("BaseException", answer))
         if kind is type and issubclass(cast("type", answer), Outcome):
             return self.judge(message, _instance(cast("type[Outcome]", answer)))
-        if inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer):
-            if inspect.iscoroutine(answer):
-                answer.close()
+        if issubclass(kind, Awaitable | Generator | AsyncGenerator):
+            if kind is CoroutineType:
+                cast("CoroutineType[Any, Any, Any]", answer).close()
             text = f"{self.handler.name} returned a {kind.__name__} that nobody runs: declare it with async def"
             return self.judge(message, InvalidHandler(text))
         return None
@@ -209,7 +209,7 @@ def _instance(kind: type[Outcome]) -> BaseException:
 
 
 def _error(handler: Handler, outcome: object) -> BaseException | None:
-    # by type(), not isinstance(): see judge()
+    # by type(), as in _judged()
     kind = type(outcome)
     if outcome is None or outcome is Done or kind is Done:
         return None

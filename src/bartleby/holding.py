@@ -37,10 +37,11 @@ class Holding:
         self._heartbeat.start()
 
     def close(self) -> None:
-        """Renew nothing more."""
-        self._heartbeat.stop()
+        """Run and renew nothing more."""
         for lane in self.lanes.values():
+            lane.pause()
             lane.close()
+        self._heartbeat.stop()
 
     def hold(self, lease: Lease, queue: str, length: float, asked: float) -> Held:
         """Hold what a claim handed out; `asked` is when the claim left."""

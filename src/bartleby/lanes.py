@@ -217,6 +217,8 @@ class CoroutineLane(Lane):
                 return [CANCELLED for _ in items]
             # nobody but the handler itself can have done that
             return [self.executor.judge(message, error) for _, message in items]
+        except Exception as error:  # noqa: BLE001 - the last guard: what nobody settles would be leased for ever
+            return [self.executor.judge(message, error) for _, message in items]
         finally:
             self._inside -= 1
             self._ended += len(items)

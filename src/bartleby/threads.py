@@ -137,10 +137,7 @@ class ThreadLane(Lane):
         _refresh_django()
         run = self._runs[thread] = Run(items)
         try:
-            if self.handler.batch is None:
-                settlements = [self.executor.run_here(items[0][1])]
-            else:
-                settlements = self.executor.run_batch_here([message for _, message in items])
+            settlements = self._settlements(items)
             if run.end():
                 self._tell(run, settlements)
             for _ in range(20 if run.interrupted else 0):
@@ -152,6 +149,14 @@ class ThreadLane(Lane):
             del self._runs[thread]
             if run.interrupted:
                 self._loop.call_soon_threadsafe(self._free, len(items))
+
+    def _settlements(self, items: Items) -> Sequence[Settlement]:
+        try:
+            if self.handler.batch is None:
+                return (self.executor.run_here(items[0][1]),)
+            return self.executor.run_batch_here([message for _, message in items])
+        except Exception as error:  # noqa: BLE001 - the last guard: what nobody settles would be leased for ever
+            return [self.executor.judge(message, error) for _, message in items]
 
     def _tell(self, run: Run, settlements: Sequence[Settlement]) -> None:
         self._outcomes.append((run, settlements, time.monotonic() - run.began))
