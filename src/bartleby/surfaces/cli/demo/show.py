@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import sys
+import termios
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -152,8 +153,24 @@ def _screen(*, terminal: bool) -> Iterator[Screen]:
     if not terminal:
         yield _Lines()
         return
-    with Live(console=Console(highlight=False), refresh_per_second=10) as live:
+    with _no_echo(), Live(console=Console(highlight=False), refresh_per_second=10) as live:
         yield _Terminal(live)
+
+
+@contextlib.contextmanager
+def _no_echo() -> Iterator[None]:
+    # what is typed, and be it Ctrl-C, would be written into the picture and shift it
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    flags = before.copy()
+    flags[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, flags)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def _summary(play: Play) -> None:

@@ -78,7 +78,7 @@ class Picture:
         return table
 
     def _retries(self, lines: int) -> list[Text | Table]:
-        table = _columns(12, 9, 11)
+        table = _columns(13, 9, 11)
         held = {queue.name for queue in self.queues if queue.breaker == "open"}
         for setback in self.setbacks[:lines]:
             left = (setback.retry_at - datetime.now(UTC)).total_seconds() if setback.retry_at else 0.0
@@ -100,10 +100,10 @@ class Picture:
 
 def _columns(*widths: int) -> Table:
     # a column that fits into its width, and one that is cut to what is left
-    table = Table.grid(padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for width in widths:
-        table.add_column(no_wrap=True, min_width=width)
-    table.add_column(no_wrap=True, overflow="ellipsis")
+        table.add_column(no_wrap=True, width=width)
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     return table
 
 
