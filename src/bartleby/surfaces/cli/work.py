@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 import sys
+import traceback
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import click
@@ -113,13 +115,7 @@ def load(path: str) -> "Bartleby":
         raise NoApp(f"{path!r} does not name an application", hint="MODULE:APP, such as shop:app")
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - as sys.path spells it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as sys.path spells it
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise
-        hint = "MODULE:APP, such as shop:app for `app = Bartleby()` in shop.py; run this in the directory of shop.py"
-        raise NoApp(f"there is no module {module_name!r}", hint=hint) from None
+    module = _imported(module_name)
     found = {name: value for name, value in vars(module).items() if isinstance(value, Bartleby)}
     if not attribute and len(found) == 1:
         return next(iter(found.values()))
@@ -129,3 +125,31 @@ def load(path: str) -> "Bartleby":
     names = ", ".join(f"{module_name}:{name}" for name in found)
     problem = f"{module_name} has no application {attribute!r}" if attribute else f"which application in {module_name}?"
     raise NoApp(problem, hint=f"there is: {names}" if names else f"put `app = Bartleby()` into {module.__file__}")
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            hint = (
+                "MODULE:APP, such as shop:app for `app = Bartleby()` in shop.py; run this in the directory of shop.py"
+            )
+            raise NoApp(f"there is no module {name!r}", hint=hint) from None
+        _show(error)
+        raise NoApp(f"{name} cannot be imported: {error}", hint="install it into the same environment") from None
+    except Exception as error:
+        _show(error)
+        raise NoApp(f"{name} cannot be imported: {type(error).__name__}: {error}") from None
+
+
+def _show(error: Exception) -> None:
+    # from the first line of the user's own: how we got there is no news
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and _ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    click.echo("".join(traceback.format_exception(error.with_traceback(trace))), err=True, nl=False)
+
+
+def _ours(file: str) -> bool:
+    return file.startswith("<frozen") or file in {__file__, importlib.__file__}
