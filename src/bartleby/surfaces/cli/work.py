@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bartleby.errors import NoApp
+from bartleby.errors import BartlebyError, NoApp
 from bartleby.surfaces.cli.connecting import client, database
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ def _imported(name: str) -> ModuleType:
             raise NoApp(f"there is no module {name!r}", hint=hint) from None
         _show(error)
         raise NoApp(f"{name} cannot be imported: {error}", hint="install it into the same environment") from None
-    except Exception as error:
+    except BartlebyError:
+        raise  # says it all: a handler that cannot be one
+    except Exception as error:  # noqa: BLE001 - it is the user's, whatever it is
         _show(error)
         raise NoApp(f"{name} cannot be imported: {type(error).__name__}: {error}") from None
 
