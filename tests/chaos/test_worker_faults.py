@@ -19,7 +19,7 @@ from tests.chaos.worker_ledger import Book, Report
 from tests.chaos.worker_profiles import NOISE, between, innocent, under_load
 from tests.chaos.worker_proxy import Proxy, proxy
 from tests.chaos.worker_stage import LEASE, REAP, Connection, Stage, log, send, stage, until
-from tests.chaos.worker_words import SWIFT
+from tests.chaos.worker_words import SLOW, SWIFT
 from tests.conftest import install
 
 LONG = pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(400)], id="long")
@@ -170,3 +170,40 @@ def test_a_listener_that_hears_nothing(dsn: str, server: dev.Server, tmp_path: P
             log.info("delivered after %.2f s", time.monotonic() - sent)
             assert time.monotonic() - sent < 1 + NOISE
         innocent(on)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_connections_that_hang_for_ever_are_given_up(dsn: str, server: dev.Server, tmp_path: Path) -> None:
+    with behind_proxy(dsn, tmp_path, server) as (on, network):
+        with under_load(on, 2) as (victim, _):
+            since = time.monotonic()
+            network.hang()
+            network.let_through()
+            on.fault("network", since)
+            on.kill(victim)
+            until(lambda: on.told("lease.reaped"), on.logs, 60)
+            log.info("a lease was taken back %.2f s after the network had died", time.monotonic() - since)
+            assert time.monotonic() - since < 15 + NOISE
+            time.sleep(10)
+        report = on.settle()
+        assert not report.violations(), report
+        fresh = [
+            each.answered for each in Book(on.folder).tries if each.how == "K" and (each.answered or 0) > since + 1
+        ]
+        log.info("first settlement %.2f s after the network had died", min(filter(None, fresh)) - since)
+        assert min(filter(None, fresh)) - since < 15 + NOISE
+
+
+def test_a_message_that_has_to_run_alone_gets_its_turn_among_slow_ones(dsn: str, tmp_path: Path) -> None:
+    with stage(dsn, tmp_path) as on:
+        send(on, SLOW, [{"v": f"slow{k}", "ms": on.rng.uniform(1100, 2000) * LEASE} for k in range(100)])
+        send(on, SWIFT, [{"v": "suspect", "ms": 300}])
+        victim = on.start(queues=[SWIFT])
+        on.begun(victim)
+        on.kill(victim)
+        on.start()
+        seconds = until(lambda: Book(on.folder).done("suspect"), on.logs, 30)
+        log.info("it ran alone after %.2f s", seconds)
+        for pid in list(on.workers):
+            on.end(pid)

@@ -13,7 +13,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from tests.chaos.worker_ledger import Book, Report
-from tests.chaos.worker_stage import LEASE, REAP, Producer, Stage, children, drained, log, send
+from tests.chaos.worker_stage import LEASE, REAP, Producer, Stage, children, drained, log, send, until
 from tests.chaos.worker_words import ABORT
 
 NOISE = 4.0
@@ -131,6 +131,7 @@ def aborting(on: Stage, killers: int) -> None:
     send(on, ABORT, plans)
     boss = on.start("--processes", "4", queues=[ABORT])
     drained(on, 30 * killers)
+    until(lambda: len(on.told("worker.started")) == 4 + len(on.told("worker.died")), on.logs)
     assert len(children(boss)) == 4
     on.end(boss)
     deaths = len(on.told("worker.died"))
