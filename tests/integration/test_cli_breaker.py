@@ -162,8 +162,8 @@ def test_the_janitor_reaps_until_it_is_told_to_stop_and_leaves_the_duty(
         _, said = process.communicate(timeout=20)
     assert process.returncode == 0
     told = [json.loads(line) for line in said.splitlines()]
-    assert [each["event"] for each in told] == ["janitor.started", "lease.reaped", "janitor.stopped"]
-    assert told[1]["queue"] == "orders"
+    assert (told[0]["event"], told[-1]["event"]) == ("janitor.started", "janitor.stopped")
+    assert [each["queue"] for each in told if each["event"] == "lease.reaped"] == ["orders"]
     assert client.take_duty(DUTY, "somebody else", 1) is True
 
 
