@@ -18,6 +18,7 @@ from bartleby.message import Lease, Message
 from bartleby.settling import Settler
 
 _PUT_BACK_EVERY = 2.0
+_MOST_PATIENT = 64.0
 
 
 class Holding:
@@ -30,6 +31,7 @@ class Holding:
         self.settler = Settler(link, self._settled)
         self._heartbeat = Heartbeat(settings, self._lost_elsewhere)
         self._solo_over = asyncio.Event()
+        self._patience = 1.0
 
     def start(self) -> None:
         """Begin to renew leases."""
@@ -85,7 +87,9 @@ class Holding:
     async def run_alone(self, lane: Lane, held: Held, messages: list[Message], stopping: asyncio.Event) -> None:
         """Run a message that may have killed a worker when nothing else is in this process for it to harm."""
         self.pause("made room for a message that has to run alone")
-        quiet = await self.quiet(stopping, max(1.0, held.length))
+        # more patient each time: handlers that outlast a lease must not keep it from its turn for ever
+        quiet = await self.quiet(stopping, self._patience * max(1.0, held.length))
+        self._patience = 1.0 if quiet else min(_MOST_PATIENT, 2 * self._patience)
         await until_either(self.settler.flush(), stopping)
         if not quiet or stopping.is_set() or not await self._started(held):
             self.put_back([(held, message) for message in messages], "it could not run alone here", 1.0)

@@ -19,6 +19,7 @@ from bartleby.message import Reaped
 
 DUTY = "janitor"
 _HOLD = 3.0
+_SHORT, _LONG = 5.0, 120.0
 _REAP = 1.0
 _TURN = 10.0
 _PRUNE = 60.0
@@ -33,8 +34,7 @@ class Janitor:
     ) -> None:
         self._name = name
         self._on_reaped = on_reaped or _tell
-        # reaping may take long after an outage, and is not worth less for it
-        self._link = Link(settings, "janitor", deadline=120)
+        self._link = Link(settings, "janitor", deadline=_SHORT)
         self._next = {"turn": 0.0, "prune": 0.0}
 
     async def run(self) -> None:
@@ -42,6 +42,7 @@ class Janitor:
         try:
             while True:
                 try:
+                    self._link.deadline = _SHORT
                     if await self._link.run(calls.take_duty(DUTY, self._name, _HOLD)):
                         await self.round()
                 except (psycopg.Error, BartlebyError, OSError) as error:
@@ -53,6 +54,8 @@ class Janitor:
 
     async def round(self) -> None:
         """Do what is due."""
+        # reaping may take long after an outage, and is not worth less for it
+        self._link.deadline = _LONG
         reaped = await self._link.run(calls.reap())
         if reaped:
             self._on_reaped(reaped)

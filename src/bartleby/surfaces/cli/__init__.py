@@ -4,6 +4,7 @@ Data goes to standard output, with --json as one document; everything else goes 
 1 it failed, 2 the command was not understood.
 """
 
+import io
 import signal
 import sys
 from typing import NoReturn
@@ -61,6 +62,9 @@ def main() -> None:
     """Run the command line; every error ends in a sentence and its remedy, not in a traceback."""
     import psycopg
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no such letter shows another
     # As Ctrl-C does, so that an embedded PostgreSQL is never left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

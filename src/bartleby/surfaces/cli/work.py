@@ -56,14 +56,17 @@ def work(  # noqa: PLR0917 - click passes them by name
     log: str,
     quiet: bool,
 ) -> None:
-    """Run the handlers of an application: MODULE:APP, such as shop:app.
+    """Run the handlers of an application.
 
-    SIGTERM, or Ctrl-C, lets the running handlers finish; a second one does not.
+    MODULE:APP names it: shop:app is `app = Bartleby()` in shop.py. SIGTERM, or Ctrl-C, lets the running handlers
+    finish; a second one does not.
     """
     from bartleby import telemetry
     from bartleby.surfaces.cli.status import StatusLine
     from bartleby.worker import Worker
 
+    for each in (signal.SIGTERM, signal.SIGINT):  # a stop before there is anything to stop
+        signal.signal(each, lambda *_: sys.exit(0))
     alone = processes == 1 and _CHILD not in os.environ
     status = StatusLine() if alone and not quiet and log == "text" and sys.stderr.isatty() else None
     telemetry.configure(as_json=log == "json", level=logging.WARNING if quiet else logging.INFO, handler=status)
