@@ -19,9 +19,10 @@ import pytest
 from rich.console import Console
 
 from bartleby import Client
+from bartleby.errors import BartlebyError
 from bartleby.message import Group, Queue
 from bartleby.surfaces.cli.demo import shop, show, view
-from bartleby.surfaces.cli.demo.crew import Crew, Setback, WorkerFailed
+from bartleby.surfaces.cli.demo.crew import Crew, Setback
 from tests.integration.commands import HOSTILE, PROGRAM, STEERING
 
 PLOT = [
@@ -279,7 +280,7 @@ def test_many_dead_letters_are_few_bugs(dead: int, kinds: int, says: str) -> Non
 
 def test_a_worker_that_gives_up_is_no_mystery(dsn: str, tmp_path: Path) -> None:
     crew = Crew(tmp_path, dsn, 1)
-    with pytest.raises(WorkerFailed, match=r"ended with code 1: .*there is no module 'shop'"):
+    with pytest.raises(BartlebyError, match=r"ended with code 1: .*there is no module 'shop'"):
         wait_until(lambda: bool(crew.look()))
     crew.kill()
 

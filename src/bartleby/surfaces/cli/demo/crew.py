@@ -30,10 +30,6 @@ class Setback:
     retry_at: datetime | None
 
 
-class WorkerFailed(BartlebyError):
-    """A worker gave up, which in the demo none has reason to."""
-
-
 @dataclass(slots=True)
 class Crew:
     """So many workers of one application. What they tell is read from their logs."""
@@ -55,7 +51,7 @@ class Crew:
             self._processes.remove(process)
             self._start_at = time.monotonic() + _PAUSE_SECONDS
             if process.returncode >= 0:
-                raise WorkerFailed(f"a worker ended with code {process.returncode}: {' | '.join(self.said)}")
+                raise BartlebyError(f"a worker ended with code {process.returncode}: {' | '.join(self.said)}")
             deaths.append(f"Worker {process.pid} was killed by {signal.Signals(-process.returncode).name}")
         while len(self._processes) < self.size and time.monotonic() >= self._start_at:
             self._start()
