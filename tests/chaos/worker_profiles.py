@@ -6,7 +6,7 @@ too late from doing the harm by which it would be found out.
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,9 +30,11 @@ def innocent(on: Stage) -> Report:
 
 
 @contextmanager
-def under_load(on: Stage, workers: int, **load: float) -> Iterator[list[int]]:
+def under_load(on: Stage, workers: int | Sequence[str], **load: float) -> Iterator[list[int]]:
+    """Workers, so many or one through each of these addresses, and a producer."""
+    addresses = [on.dsn] * workers if isinstance(workers, int) else workers
     with Producer(on, **load):
-        pids = [on.start() for _ in range(workers)]
+        pids = [on.start(through=address) for address in addresses]
         on.begun(*pids)
         yield pids
 

@@ -16,13 +16,23 @@ class Wire:
         self.ends = (client, server)
         self.port = server.get_extra_info("sockname")[1]
         """The port that the server sees."""
-        self.flows = asyncio.Event()
-        self.flows.set()
+        self.requests = asyncio.Event()
+        self.answers = asyncio.Event()
+        self.flow()
+
+    def flow(self) -> None:
+        self.requests.set()
+        self.answers.set()
+
+    def hang(self, *, mute: bool) -> None:
+        self.answers.clear()
+        if not mute:
+            self.requests.clear()
 
     def cut(self) -> None:
         for end in self.ends:
             end.transport.abort()
-        self.flows.set()  # what hung in between goes nowhere
+        self.flow()  # what hung in between goes nowhere
 
 
 class Proxy:
@@ -32,7 +42,7 @@ class Proxy:
         self._target = target
         self._loop = asyncio.new_event_loop()
         self._wires: set[Wire] = set()
-        self._dark = False
+        self._dark: bool | None = None
         self.port = 0
 
     async def _serve(self) -> None:
@@ -53,23 +63,23 @@ class Proxy:
             writer.transport.abort()
             return
         wire = Wire(writer, upstream)
-        if self._dark:
-            wire.flows.clear()
+        if self._dark is not None:
+            wire.hang(mute=self._dark)
         self._wires.add(wire)
         try:
-            await asyncio.gather(self._pump(wire, reader, upstream), self._pump(wire, answers, writer))
+            await asyncio.gather(self._pump(wire.requests, reader, upstream), self._pump(wire.answers, answers, writer))
         finally:
             wire.cut()
             self._wires.discard(wire)
 
     @staticmethod
-    async def _pump(wire: Wire, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(flows: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
-                await wire.flows.wait()
+                await flows.wait()
                 writer.write(data)
                 await writer.drain()
-        await wire.flows.wait()
+        await flows.wait()
         writer.close()
 
     def _do(self, action: Callable[[], T]) -> T:
@@ -89,14 +99,14 @@ class Proxy:
 
         return self._do(action)
 
-    def hang(self, ports: set[int] | None = None) -> int:
-        """Let connections hang, with no ports given the new ones too."""
+    def hang(self, ports: set[int] | None = None, *, mute: bool = False) -> int:
+        """Let connections hang, with no ports given the new ones too; if `mute`, requests still get through."""
 
         def action() -> int:
             chosen = [wire for wire in self._wires if ports is None or wire.port in ports]
             for wire in chosen:
-                wire.flows.clear()
-            self._dark = ports is None
+                wire.hang(mute=mute)
+            self._dark = mute if ports is None else None
             return len(chosen)
 
         return self._do(action)
@@ -105,9 +115,9 @@ class Proxy:
         """New connections work again; those that hung never will."""
 
         def action() -> None:
-            self._dark = False
+            self._dark = None
             for wire in list(self._wires):
-                if not wire.flows.is_set():
+                if not wire.answers.is_set():
                     wire.cut()
 
         self._do(action)
@@ -116,7 +126,7 @@ class Proxy:
         """New connections work again; those that hung go on hanging."""
 
         def action() -> None:
-            self._dark = False
+            self._dark = None
 
         self._do(action)
 

@@ -44,11 +44,17 @@ class Stage:
     faults: list[Fault] = field(default_factory=list)
     files: dict[int, Path] = field(default_factory=dict)
 
-    def start(self, *options: str, queues: Sequence[str] = (SWIFT, SLOW)) -> int:
-        """Start a worker; return its pid."""
+    def start(self, *options: str, queues: Sequence[str] = (SWIFT, SLOW), through: str | None = None) -> int:
+        """Start a worker, if wanted through another address; return its pid."""
         words = [word for queue in queues for word in ("--queue", queue)] + list(options)
         command = [sys.executable, "-m", "bartleby", "work", "tests.chaos.worker_app:app", "--log", "json", *words]
-        environment = {**os.environ, "BARTLEBY_DSN": self.dsn, "CHAOS_FOLDER": str(self.folder), **self.environment}
+        environment = {
+            **os.environ,
+            "BARTLEBY_DSN": through or self.dsn,
+            "CHAOS_EFFECTS": self.dsn,
+            "CHAOS_FOLDER": str(self.folder),
+            **self.environment,
+        }
         path = self.folder / f"log{len(list(self.folder.glob('log*')))}"
         with path.open("wb") as told:
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=told)
@@ -144,15 +150,13 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(
-    dsn: str, folder: Path, *, through: str | None = None, seed: int = SEED, plant: str = "", **policy: Any
-) -> Iterator[Stage]:
-    """A database with the two queues of every profile; workers come `through` another address if one is given."""
+def stage(dsn: str, folder: Path, *, seed: int = SEED, plant: str = "", **policy: Any) -> Iterator[Stage]:
+    """A database with the two queues of every profile."""
 
     def admin() -> Connection:
         return psycopg.connect(dsn, autocommit=True)
 
-    opened = Stage(through or dsn, folder, admin, random.Random(seed), {"CHAOS_EFFECTS": dsn, "CHAOS_PLANT": plant})
+    opened = Stage(dsn, folder, admin, random.Random(seed), {"CHAOS_PLANT": plant})
     log.info("seed %s", seed)
     with admin() as conn:
         for queue in (SWIFT, SLOW):
@@ -169,7 +173,7 @@ class Producer:
     def __init__(
         self, on: Stage, *, rate: float = 150, failing: float = 0.03, outliving: float = 0.004, ms: float = 20
     ) -> None:
-        self._dsn = on.environment["CHAOS_EFFECTS"]
+        self._dsn = on.dsn
         self._rng = random.Random(on.rng.random())
         self._pause = 10 / rate
         self._failing, self._outliving, self._ms = failing, outliving, ms
