@@ -444,7 +444,7 @@ def test_who_lost_a_lease_settles_nothing_of_its_next_owner(  # noqa: PLR0915 - 
                 await asyncio.sleep(0.002)
         end()
 
-    app.handler("orders", lease=1.5)(handle_awaited if awaited else handle)
+    app.handler("orders", lease=1.5, concurrency=1)(handle_awaited if awaited else handle)
     app.client.create_queue("orders")
     sent = app.send("orders", 1)
     with working(app) as running, Told.listening() as told, Client(app.settings.dsn) as other:

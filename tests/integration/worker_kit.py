@@ -243,13 +243,15 @@ def sessions(conn: Conn, name: str) -> list[int]:
 
 
 def lapse(conn: Conn) -> None:
-    """Let all leases lapse and take them back, before a heartbeat can renew them."""
+    """Let the leases of this moment lapse and take them back, before a heartbeat can renew them."""
+    leases = [lease for (lease,) in conn.execute("select id from bartleby.lease where not isempty(pending)")]
+    lapsing = b"update bartleby.lease set until = bartleby.clock() - interval '1 s' where id = any (%s)"
 
     def taken_back() -> bool:
         with conn.transaction():
-            conn.execute(
-                "update bartleby.lease set until = bartleby.clock() - interval '1 s' where not isempty(pending)"
-            )
-            return bool(conn.execute("select bartleby.reap()").fetchall())
+            conn.execute(lapsing, [leases])
+            conn.execute("select bartleby.reap()")
+        held = "select count(*) from bartleby.lease where id = any (%s) and not isempty(pending)"
+        return bool(row(conn, held, leases) == 0)
 
     until(taken_back)
