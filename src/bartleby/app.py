@@ -23,7 +23,7 @@ from bartleby.client import AsyncClient, Client
 from bartleby.config import Settings
 from bartleby.errors import InvalidArgument, InvalidHandler, NoHandler
 from bartleby.failure import Recorder
-from bartleby.handlers import Handler, handler
+from bartleby.handlers import Handler, check_name, handler
 from bartleby.libraries import Foreign
 from bartleby.message import Message, MessageId
 from bartleby.outcomes import AlreadyHandled
@@ -102,6 +102,7 @@ class Bartleby:
         in seconds. `concurrency` and `rate` (starts a second) bound each worker process. `once` skips what
         `mark_handled` has recorded, by the message's id or by its "key".
         """
+        check_name(queue)
 
         def register(function: Function) -> Function:
             if queue in self.handlers:

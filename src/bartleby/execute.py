@@ -126,7 +126,7 @@ class Executor:
             message.position,
             evidence.error_type,
             evidence.error,
-            traceback=evidence.traceback,
+            traceback=None if unacceptable else evidence.traceback,  # that would be our own frames
             fingerprint=evidence.fingerprint,
             verdict="dead" if unacceptable or ruling.verdict == "dead" else None,
             delay=handler.retry.delay(message.attempt) if ruling.delay is None else ruling.delay,

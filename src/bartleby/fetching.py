@@ -59,7 +59,9 @@ class Fetcher:
         while not stopping.is_set():
             limit = self._lane.room()
             if not limit:
-                await self._lane.wanted.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LONGEST_PAUSE):  # messages of lost leases leave without a word
+                        await self._lane.wanted.wait()
                 continue
             try:
                 if not await self._claim(limit):

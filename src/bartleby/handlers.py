@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from bartleby.errors import InvalidHandler
+from bartleby.errors import InvalidHandler, InvalidPolicy
 from bartleby.message import Message
 from bartleby.policy import RetryPolicy
 from bartleby.typed import converter
@@ -64,8 +64,6 @@ def handler(
 ) -> Handler:
     """Return a handler, or say what is wrong with it."""
     name = f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-    if not isinstance(queue, str):
-        raise InvalidHandler(f"{name}: a handler is for a queue", hint='@app.handler("orders")')
     _check_number(name, "batch", batch)
     _check_number(name, "concurrency", concurrency)
     _check_exceptions(name, terminal)
@@ -81,7 +79,7 @@ def handler(
         batch=batch,
         convert=convert,
         with_message=with_message,
-        retry=RetryPolicy.of(retry),
+        retry=_policy(name, retry),
         terminal=tuple(terminal),
         timeout=_positive(name, "timeout", timeout),
         concurrency=concurrency,
@@ -89,6 +87,12 @@ def handler(
         once=_once(name, once),
         lease=_positive(name, "lease", lease),
     )
+
+
+def check_name(queue: object) -> None:
+    """Raise an error for what is no name of a queue: most likely the decorator's parentheses were forgotten."""
+    if not isinstance(queue, str):
+        raise InvalidHandler("@app.handler needs the name of its queue", hint='@app.handler("orders")')
 
 
 def _parameters(function: Callable[..., Any], name: str, *, in_batch: bool) -> tuple[Callable[[Any], Any] | None, bool]:
@@ -114,7 +118,10 @@ def _parameters(function: Callable[..., Any], name: str, *, in_batch: bool) -> t
         first = _member(first, name, alone=len(required) == 1)
     if first in {Message, Any, inspect.Parameter.empty}:
         if len(required) > 1:
-            raise InvalidHandler(f"{name}: the first of two parameters is the payload: annotate it with its type")
+            raise InvalidHandler(
+                f"{name}: of two parameters the payload comes first, annotated with its type, and then the Message",
+                hint="def handle(order: Order, message: Message)",
+            )
         return None, False
     try:
         return converter(first), len(required) > 1
@@ -135,6 +142,13 @@ def _member(annotation: Any, name: str, *, alone: bool) -> Any:  # noqa: ANN401 
             hint="def handle(messages: list[Message]), def handle(orders: list[Order])",
         )
     return (typing.get_args(annotation) or (Message,))[0]
+
+
+def _policy(name: str, value: RetryPolicy | Mapping[str, Any] | None) -> RetryPolicy:
+    try:
+        return RetryPolicy.of(value)
+    except InvalidPolicy as error:
+        raise InvalidPolicy(f"{name}: {error}", hint=error.hint) from None
 
 
 def _once(name: str, value: object) -> str | None:

@@ -28,7 +28,7 @@ class Holding:
         self.lanes: dict[str, Lane] = {}
         self.leases: dict[int, Held] = {}
         self._link = link
-        self.settler = Settler(link, self._settled)
+        self.settler = Settler(link, self._settled, self._given_up)
         self._heartbeat = Heartbeat(settings, self._lost_elsewhere)
         self._solo_over = asyncio.Event()
         self._patience = 1.0
@@ -122,6 +122,13 @@ class Holding:
         self._heartbeat.forget(held)
         self._forget(held)
 
+    def _given_up(self, held: Held) -> None:
+        self._heartbeat.forget(held)
+        if held.left > 0:
+            self._lost(held)
+        else:
+            self._forget(held)
+
     def _forget(self, held: Held) -> None:
         self.leases.pop(held.id, None)
         if held.solo:
@@ -138,7 +145,7 @@ class Holding:
         self.lanes[held.queue].cancel(held)
         telemetry.warning(
             "lease.lost",
-            "the lease lapsed before it could be renewed; its handlers are cancelled",
+            "the lease is lost, or could not be renewed or settled; its handlers are cancelled",
             queue=held.queue,
             lease_id=held.id,
         )

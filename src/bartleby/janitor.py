@@ -87,10 +87,12 @@ class Janitor:
 
 
 def _tell(reaped: list[Reaped]) -> None:
+    fates = {"released": "comes back", "retry": "was charged and comes back", "dead": "is dead"}
     for lease in reaped:
+        what = "its message" if lease.messages == 1 else f"each of its {lease.messages} messages"
         telemetry.warning(
             "lease.reaped",
-            f"worker {lease.worker} stopped answering: {lease.messages} messages {lease.outcome}",
+            f"worker {lease.worker} stopped answering: {what} {fates.get(lease.outcome, lease.outcome)}",
             queue=lease.queue,
             lease_id=lease.lease_id,
         )

@@ -94,6 +94,7 @@ class Lane:
         """Take out and return what has not been started."""
         waiting = list(self._buffer)
         self._buffer.clear()
+        self._look_for_room()
         return waiting
 
     def too_much(self, seconds: float) -> list[tuple[Held, Message]]:
@@ -103,7 +104,9 @@ class Lane:
         if spare <= 0 or not self.running or self._pace is not None:
             return []
         self._seconds = max(self._seconds or 0.0, seconds)
-        return [self._buffer.pop() for _ in range(min(spare, len(self._buffer)))]
+        late = [self._buffer.pop() for _ in range(min(spare, len(self._buffer)))]
+        self._look_for_room()
+        return late
 
     def close(self) -> None:
         """Leave nothing behind."""

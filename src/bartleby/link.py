@@ -48,6 +48,7 @@ class Link:
         self._turn = asyncio.Lock()
         self._connection: AsyncPooled | None = None
         self._away_since: float | None = None
+        self._silent = False
 
     async def run(self, call: Call[T]) -> T:
         """Run one call in a transaction of its own. If that fails, the next one gets a new connection."""
@@ -81,7 +82,8 @@ class Link:
             return (await self._connected()).prepare_threshold is None
 
     def abort(self) -> None:
-        """Let whatever runs here fail now."""
+        """Let whatever runs here fail now, and say nothing of it."""
+        self._silent = True
         if self._connection is not None:
             _shut(self._connection)
 
@@ -140,7 +142,7 @@ class Link:
         try:
             yield
         except (psycopg.Error, OSError) as error:
-            if passing(error) and self._away_since is None:
+            if passing(error) and self._away_since is None and not self._silent:
                 self._away_since = time.monotonic()
                 telemetry.warning("database.away", _sentence(error), connection=self._name)
             raise

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
+_CENTURY = 36_000 * 86_400.0  # what the core takes at most
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -53,4 +55,4 @@ def _seconds(duration: float | timedelta | None) -> float | None:
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
     if seconds is not None and not 0 <= seconds < float("inf"):
         raise ValueError(f"a delay is 0 or more seconds, not {seconds}")
-    return seconds
+    return None if seconds is None else min(seconds, _CENTURY)

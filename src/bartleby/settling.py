@@ -20,7 +20,7 @@ import psycopg
 from bartleby import calls, telemetry
 from bartleby.breaker import Window
 from bartleby.calls import Call
-from bartleby.errors import BartlebyError, LeaseLost
+from bartleby.errors import BartlebyError, InvalidArgument, LeaseLost
 from bartleby.execute import Failed, Released
 from bartleby.held import Held
 from bartleby.link import Link, passing
@@ -29,15 +29,18 @@ from bartleby.message import Decision, Failure, Message
 T = TypeVar("T")
 
 _MOMENT = 0.03
+# the lease is lost; or one of several settlements cannot be taken, which must not cost the others theirs
+_REFUSED = (LeaseLost, InvalidArgument)
 _LONGEST_PAUSE = 1.0
 
 
 class Settler:
     """Settles leases one after another, on one connection."""
 
-    def __init__(self, link: Link, on_settled: Callable[[Held], None]) -> None:
+    def __init__(self, link: Link, on_settled: Callable[[Held], None], on_refused: Callable[[Held], None]) -> None:
         self._link = link
         self._on_settled = on_settled
+        self._on_refused = on_refused
         self.counts: Counter[str] = Counter()
         """Messages done, retried, dead, released and refused."""
         self.storms: set[str] = set()
@@ -82,7 +85,7 @@ class Settler:
                 except (psycopg.Error, BartlebyError, OSError) as error:
                     # it cannot be told; the lease lapses, and the messages are delivered again
                     telemetry.error("settlement.impossible", str(error), queue=held.queue, lease_id=held.id)
-                    self._on_settled(held)
+                    self._on_refused(held)
             self._hurry = False
             self._clean.set()
 
@@ -140,7 +143,7 @@ class Settler:
     async def _acked(self, held: Held, positions: list[int] | None, count: int) -> None:
         try:
             await self._insist(held, calls.ack(held.id, positions))
-        except LeaseLost:
+        except _REFUSED:
             await self._one_by_one(held, positions, lambda position: calls.ack(held.id, [position]))
         else:
             self.counts["done"] += count
@@ -149,7 +152,7 @@ class Settler:
         reports = [each.report for _, each in failed]
         try:
             decisions = await self._insist(held, calls.fail(held.id, reports))
-        except LeaseLost:
+        except _REFUSED:
             by_position = {report.position: report for report in reports}
             await self._one_by_one(
                 held, list(by_position), lambda position: calls.fail(held.id, [by_position[position]])
@@ -187,7 +190,7 @@ class Settler:
             call = functools.partial(calls.release, held.id, delay=release.delay)
             try:
                 await self._insist(held, call(positions))
-            except LeaseLost:
+            except _REFUSED:
                 await self._one_by_one(held, positions, lambda position, call=call: call([position]))  # type: ignore[misc]
             else:
                 self.counts["released"] += len(positions)
@@ -198,13 +201,13 @@ class Settler:
         for position in positions or ():
             try:
                 await self._insist(held, call(position))
-            except LeaseLost:
+            except _REFUSED:
                 refused += 1
         if refused:
             self.counts["refused"] += refused
             telemetry.warning(
                 "settlement.refused",
-                "the lease was lost, or this was settled before; nothing was changed",
+                "the lease was lost, this was settled before, or it cannot be taken; nothing was changed",
                 queue=held.queue,
                 lease_id=held.id,
                 messages=refused,

@@ -6,6 +6,7 @@ exception can be raised in it (as soon as it runs Python code); its result is no
 """
 
 import asyncio
+import contextlib
 import ctypes
 import sys
 import threading
@@ -107,7 +108,7 @@ class ThreadLane(Lane):
             if self._started == self._seen_started or self._seconds is None:
                 self._wake(1 + self._threads)
             self._seen_started = self._started
-        if self._buffer or self._runs:
+        if self._buffer or self.running:
             self._ticking = self._loop.call_later(_TICK, self._tick)
 
     def _live(self) -> None:
@@ -134,7 +135,6 @@ class ThreadLane(Lane):
         _leave_django()
 
     def _run(self, thread: int, items: Items) -> None:
-        _refresh_django()
         run = self._runs[thread] = Run(items)
         try:
             settlements = self._settlements(items)
@@ -151,6 +151,7 @@ class ThreadLane(Lane):
                 self._loop.call_soon_threadsafe(self._free, len(items))
 
     def _settlements(self, items: Items) -> Sequence[Settlement]:
+        _refresh_django()
         try:
             if self.handler.batch is None:
                 return (self.executor.run_here(items[0][1]),)
@@ -195,14 +196,17 @@ class ThreadLane(Lane):
 
 
 def _refresh_django() -> None:
-    # Django has a connection for each thread, and replaces one that broke or is old only when it is told to.
+    # Django has a connection for each thread, and replaces one that broke or is old only when it is told to. If that
+    # fails, or Django is there and not configured, the handler finds out when it wants a connection.
     if "django.db" in sys.modules:
-        sys.modules["django.db"].close_old_connections()
+        with contextlib.suppress(Exception):
+            sys.modules["django.db"].close_old_connections()
 
 
 def _leave_django() -> None:
     if "django.db" in sys.modules:
-        sys.modules["django.db"].connections.close_all()
+        with contextlib.suppress(Exception):
+            sys.modules["django.db"].connections.close_all()
 
 
 def _where(thread: int) -> TracebackType | None:

@@ -45,7 +45,7 @@ class Listener:
                 except (psycopg.Error, BartlebyError, OSError) as error:
                     if self.listening:
                         pause = 0.1
-                        telemetry.warning("listener.lost", f"polling until it is back: {error}")
+                        telemetry.warning("listener.lost", f"polling until it is back: {' '.join(str(error).split())}")
                     self.listening = False
                     await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads load, no secret
                     pause = min(_LONGEST_PAUSE, pause * 2)

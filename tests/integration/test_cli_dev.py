@@ -115,7 +115,10 @@ def test_without_a_dsn_a_command_uses_the_embedded_server(folder: Path, monkeypa
     monkeypatch.setattr(dev, "default_directory", lambda: folder / "pg")
     created = CliRunner().invoke(cli, ["queues", "create", "orders"], catch_exceptions=False)
     assert created.exit_code == 0
-    assert created.stderr == "no --dsn and no BARTLEBY_DSN: using the embedded PostgreSQL (see `bartleby dev`)\n"
+    assert (
+        created.stderr
+        == f"no --dsn and no BARTLEBY_DSN: using the embedded PostgreSQL in {folder / 'pg'} (see `bartleby dev`)\n"
+    )
     listed = CliRunner().invoke(cli, ["queues"], catch_exceptions=False)
     assert "orders" in listed.stdout
     assert dev.running(folder / "pg") is None

@@ -30,7 +30,8 @@ def database(given: str | None) -> Iterator[str]:
         return
     with embedded() as server:
         if server.started:
-            click.echo("no --dsn and no BARTLEBY_DSN: using the embedded PostgreSQL (see `bartleby dev`)", err=True)
+            where = f"the embedded PostgreSQL in {server.directory} (see `bartleby dev`)"
+            click.echo(f"no --dsn and no BARTLEBY_DSN: using {where}", err=True)
         yield server.dsn
 
 
