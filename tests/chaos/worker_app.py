@@ -10,6 +10,7 @@ Lines of JSON in CHAOS_FOLDER/<pid>.ran, each written at once, so that a killed 
     K time try [[position, verdict]]                                the database has it
     L time try                                                      refused: the lease is lost
     U time try error                                                nobody knows
+    A time lease value                                              a claim handed out a message that has to run alone
 
 The clock is the system's monotonic one, the same for every process.
 """
@@ -36,7 +37,7 @@ from tests.chaos.worker_words import ABORT, BUGS, EFFECTS, NOTHING, ONCE, ORDERS
 
 FOLDER = Path(os.environ["CHAOS_FOLDER"])
 NUMBERS = itertools.count(1)
-KINDS = ("ack", "fail", "release", "reject")
+KINDS = ("ack", "fail", "release", "reject", "start")
 app = Bartleby()
 
 
@@ -174,8 +175,11 @@ TRIES = itertools.count(1)
 async def run_and_tell(self: Link, call: Call[Any]) -> Any:
     kind = call.text.partition("bartleby.")[2].partition("(")[0]
     if kind not in KINDS:
-        return await run_as_it_is(self, call)
-    number, (lease, what) = next(TRIES), call.parameters[:2]
+        answer = await run_as_it_is(self, call)
+        if kind == "claim" and answer is not None and answer.messages[0].solo:
+            write("A", time.monotonic(), answer.id, json.loads(answer.messages[0].raw).get("v"))
+        return answer
+    number, (lease, what) = next(TRIES), (*call.parameters, None)[:2]
     positions = [each["position"] for each in json.loads(str(what))] if kind == "fail" else what
     write("S", time.monotonic(), number, kind, lease, positions)
     try:

@@ -78,6 +78,8 @@ class Book:
     def __init__(self, folder: Path) -> None:
         self.runs: list[Run] = []
         self.tries: list[Try] = []
+        self.alone: dict[str, list[int]] = defaultdict(list)
+        """The leases under which a message was handed out to run alone."""
         for path in folder.glob("*.ran"):
             self._read(int(path.stem), path)
         self.runs.sort(key=lambda run: run.begun)
@@ -86,8 +88,11 @@ class Book:
         for run in self.runs:
             self.by_value[run.value].append(run)
             self.by_lease[run.lease].append(run)
+        self.starts = [each for each in self.tries if each.kind == "start"]
         for settling in self.tries:
-            for run in self.by_lease[settling.lease]:
+            if settling.kind == "start":
+                continue
+            for run in self.by_lease.get(settling.lease, ()):
                 if settling.positions is None or run.position in settling.positions:
                     run.tries.append(settling)
 
@@ -99,12 +104,23 @@ class Book:
                 self.runs.append(runs.setdefault(number, Run(worker, time, *rest)))
             elif word == "S":
                 self.tries.append(tries.setdefault(number, Try(worker, time, *rest)))
+            elif word == "A":
+                self.alone[rest[0]].append(number)
             elif word in {"E", "F", "X"}:
                 runs[number].ended, runs[number].how = time, word
             else:
                 tries[number].answered, tries[number].how = time, word
                 if word == "K":
                     tries[number].verdicts = dict(rest[0])
+
+    def hardly_begun(self, value: str) -> list[Run]:
+        """When a message was said to begin alone, and then did not: its worker was hit in between."""
+        starts = [each for each in self.starts if each.lease in self.alone.get(value, ())]
+        return [
+            Run(each.worker, each.left, "", value, 0, 0, each.lease, 0, solo=True)
+            for each in starts
+            if each.how != "L" and each.lease not in self.by_lease
+        ]
 
     def done(self, value: str) -> bool:
         """Whether a run of it ended well, and its ack was accepted or at least sent."""
@@ -170,7 +186,7 @@ def judge(book: Book, sent: Sent, faults: Iterable[Fault], *, dead: set[str], la
     for value, runs in book.by_value.items():
         for run in runs:
             _check_settlements(report, run, runs, faults)
-        _check_attempts(report, value, runs, faults)
+        _check_attempts(report, value, sorted(runs + book.hardly_begun(value), key=lambda run: run.begun), faults)
         for before, after in itertools.pairwise(runs):
             why = explain(before, after, faults, lapsed)
             if why is None:
@@ -210,7 +226,7 @@ def _undone_by_a_crash(settling: Try, later: Run, faults: list[Fault]) -> bool:
 def _check_attempts(report: Report, value: str, runs: list[Run], faults: list[Fault]) -> None:
     least = most = 1
     for run in runs:
-        if not least <= run.attempt <= most:
+        if run.attempt and not least <= run.attempt <= most:
             report.wrongly_charged.append(f"attempt {run.attempt}, expected {least} to {most}: {value} {runs}")
             return
         if run.charged():
