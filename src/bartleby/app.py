@@ -17,7 +17,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any, TypeVar, Unpack
 
-from bartleby import calls, transactions
+from bartleby import calls, dev, transactions
 from bartleby.calls import Call, SendOptions
 from bartleby.client import AsyncClient, Client
 from bartleby.config import Settings
@@ -61,9 +61,15 @@ class Bartleby:
         self.handlers: dict[str, Handler] = {}
 
     @cached_property
-    def settings(self) -> Settings:
-        """Where the database is: as given, else from the environment or bartleby.toml. Set it to say otherwise."""
+    def configured(self) -> Settings:
+        """What was given, else what the environment or bartleby.toml says."""
         return self._given if self._given.dsn else Settings.load()
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Where the database is: as configured, else the embedded PostgreSQL if it is running."""
+        server = None if self.configured.dsn else dev.running()
+        return self.configured if server is None else replace(self.configured, dsn=server.dsn)
 
     def recorder(self) -> Recorder:
         """Return what makes evidence of exceptions; the packages of the handlers count as the application."""
@@ -208,7 +214,7 @@ class Bartleby:
 
     def connect_to(self, dsn: str) -> None:
         """Use this database instead; what a worker was started with goes before what the application says."""
-        self.settings = replace(self.settings, dsn=dsn)
+        self.settings = replace(self.configured, dsn=dsn)
         vars(self).pop("async_client", None)  # its connections belong to a loop that may be gone
         if (client := vars(self).pop("client", None)) is not None:
             client.close()

@@ -60,7 +60,8 @@ class Settings:
         if not self.dsn:
             raise InvalidSettings(
                 "no database: neither a DSN was given nor is BARTLEBY_DSN set",
-                hint="Client('postgresql://…'), or run `bartleby dev` and use the DSN it prints",
+                hint="give one, as in Bartleby('postgresql://…'), or set BARTLEBY_DSN; `bartleby dev` runs a PostgreSQL"
+                " and prints its DSN, and Bartleby() finds it by itself",
             )
         return self
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable
 
 import psycopg
 
-from bartleby import calls
+from bartleby import calls, telemetry
 from bartleby.config import Settings
 from bartleby.errors import BartlebyError, LeaseLost
 from bartleby.held import Held
 from bartleby.link import Link
 
 _SOONEST = 0.02
+_STUCK = 3.0
 
 
 class Heartbeat:
@@ -29,6 +30,9 @@ class Heartbeat:
         self._on_lost = on_lost
         self._held: dict[int, Held] = {}
         self._stopping = threading.Event()
+        self.seen_alive = float("inf")
+        """When the worker's event loop last ran, by the monotonic clock."""
+        self._stuck = False
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._beat()), name="bartleby-heartbeat", daemon=True
         )
@@ -57,6 +61,7 @@ class Heartbeat:
         renewing = asyncio.create_task(self._renew_for_ever(link))
         while not self._stopping.is_set():
             self._give_up(list(self._held.values()))
+            self._watch_loop()
             await asyncio.sleep(self._pause())
         link.abort()
         renewing.cancel()
@@ -103,6 +108,15 @@ class Heartbeat:
                     held.extended = asked
                     held.deadline = asked + length
                 return
+
+    def _watch_loop(self) -> None:
+        seconds = time.monotonic() - self.seen_alive
+        if seconds < _STUCK:
+            self._stuck = False
+        elif not self._stuck:
+            self._stuck = True
+            text = f"an async handler has blocked the event loop for {seconds:.0f} s: declare it with def, or await"
+            telemetry.warning("loop.blocked", text)
 
     def _give_up(self, leases: Iterable[Held]) -> None:
         now = time.monotonic()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 
 import psycopg
@@ -72,8 +73,8 @@ class Holding:
             self.put_back(lane.unstarted(), why)
 
     def running(self) -> int:
-        """Return how many messages are with handlers."""
-        return sum(lane.running for lane in self.lanes.values())
+        """Return how many messages are with handlers whose end is awaited."""
+        return sum(lane.running - lane.stuck for lane in self.lanes.values())
 
     async def quiet(self, enough: asyncio.Event, seconds: float) -> bool:
         """Return whether nothing runs any more, at the latest when it is enough or time is up."""
@@ -110,6 +111,12 @@ class Holding:
             telemetry.warning("solo.not_started", str(error), queue=held.queue, lease_id=held.id)
             return False
         return True
+
+    async def show_life(self) -> None:
+        """Show the heartbeat, for ever, that the event loop gets to other things than its handlers."""
+        while True:
+            self._heartbeat.seen_alive = time.monotonic()
+            await asyncio.sleep(0.25)
 
     async def watch_pace(self) -> None:
         """Put back, for ever, what was claimed for handlers that have become too slow for it."""

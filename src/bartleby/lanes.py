@@ -51,6 +51,11 @@ class Lane:
         """How many messages are with handlers."""
         return self._begun - self._ended
 
+    @property
+    def stuck(self) -> int:
+        """How many of these are long settled, and their handlers will not end."""
+        return 0
+
     def put(self, held: Held, messages: Iterable[Message]) -> None:
         """Let these messages of a lease run."""
         self._buffer.extend((held, message) for message in messages)

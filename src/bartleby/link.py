@@ -25,6 +25,8 @@ from bartleby.pooling import AsyncPooled, async_rows
 
 T = TypeVar("T")
 
+_HELD_UP = 0.5
+
 # After these the same connection would give the same answer: a standby, or a server that is going.
 _LEAVE = ("25006", "57P01", "57P02", "57P03", "08")
 
@@ -118,7 +120,7 @@ class Link:
     @contextlib.contextmanager
     def _leaving(self, connection: AsyncPooled, extra: float = 0.0) -> Iterator[None]:
         limit = self.deadline + extra
-        timer = asyncio.get_running_loop().call_later(limit, _shut, connection)
+        deadline = _Deadline(connection, limit)
         began = time.monotonic()
         try:
             yield
@@ -134,7 +136,7 @@ class Link:
             self._leave(connection)
             raise
         finally:
-            timer.cancel()
+            deadline.cancel()
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
@@ -155,6 +157,26 @@ class Link:
         connection.pgconn.finish()
         if self._connection is connection:
             self._connection = None
+
+
+class _Deadline:
+    """Shuts a connection when time is up. A loop that was held up gets a moment more: the answer may be there."""
+
+    def __init__(self, connection: AsyncPooled, seconds: float) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._due = self._loop.time() + seconds
+        self._timer = self._loop.call_at(self._due, self._time_is_up)
+
+    def cancel(self) -> None:
+        """It was in time."""
+        self._timer.cancel()
+
+    def _time_is_up(self) -> None:
+        if self._loop.time() - self._due > _HELD_UP:
+            self._timer = self._loop.call_later(_HELD_UP, _shut, self._connection)
+        else:
+            _shut(self._connection)
 
 
 def _shut(connection: AsyncPooled) -> None:

@@ -17,6 +17,8 @@ _KEY = (
     r"|encryption[_-]?key|signing[_-]?key|account[_-]?key|auth[_-]?key|shared[_-]?key"
     r"|(?:access|refresh|auth|id|session|csrf|api|bearer|security|deploy)[_-]?token)"
 )
+SECRET_NAME = re.compile(rf"(?i){_KEY}|token")
+"""Finds a name whose value is nobody's business."""
 _CARD = re.compile(
     r"(?<![\w.])(?:\d{4}[ -]\d{4}[ -]\d{4}[ -]\d{1,7}|\d{4}[ -]\d{6}[ -]\d{5}|[2-6]\d{12,15})(?![\w.]\d)"
 )
@@ -53,6 +55,8 @@ _RULES: tuple[Rule, ...] = (
         r"\1***",
     ),
     (("token",), re.compile(r"""(?i)(token["']?(?:\s{0,3}=\s{0,3}|(?<=["']):\s{0,3}))""" + _VALUE), r"\1***"),
+    # "unexpected token: foo" is what a parser says; nobody calls a word of 16 letters a token there
+    (("token",), re.compile(r"(?i)(token\s{0,3}:\s{0,3})[\w.~+/=-]{16,1000}"), r"\1***"),
     (("signature", "sig="), re.compile(r"(?i)([?&](?:x-amz-)?sig(?:nature)?=)[^\s&\"']{1,1000}"), r"\1***"),
     (("eyj",), re.compile(r"(?<![\w-])eyJ[\w-]{6,4000}\.[\w-]{2,4000}(?:\.[\w-]{0,4000})?"), _HIDDEN),
     (("akia", "asia", "aroa", "aida"), re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,32}\b"), _HIDDEN),

@@ -1,12 +1,14 @@
 """The terms on which a worker may claim: that the queue exists, and how long its leases last."""
 
+import re
 import time
 
 import psycopg
 
-from bartleby import calls, operating, telemetry
-from bartleby.errors import UnknownQueue
+from bartleby import calls, inspection, operating, telemetry
+from bartleby.errors import UnknownQueue, VersionMismatch
 from bartleby.link import Link
+from bartleby.version import __version__
 
 _REFRESH = 60.0
 
@@ -17,6 +19,13 @@ class Terms:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._leases: dict[str, tuple[float, float]] = {}
+
+    async def check_version(self) -> None:
+        """Raise an error if the schema is older than this package; a newer one knows how to serve older workers."""
+        installed = await self._link.run(inspection.version())
+        if _numbers(installed) < _numbers(__version__):
+            text = f"the schema in the database is version {installed}, and this is {__version__}"
+            raise VersionMismatch(text, hint="run: bartleby upgrade")
 
     async def prepare(self, queue: str) -> None:
         """Create the queue if it is not there, and if that is allowed."""
@@ -42,3 +51,7 @@ class Terms:
                 hint=f"an operator creates it: bartleby queues create {queue}",
             ) from None
         telemetry.event("queue.created", f"there was no queue {queue}: created", queue=queue)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
 from bartleby.deadlines import late, traceback_of
@@ -56,10 +56,16 @@ class ThreadLane(Lane):
         self._started = 0
         self._seen_started = 0
         self._closing = False
+        self._stuck = 0
         self._runs: dict[int, Run] = {}
         self._outcomes: deque[tuple[Run, Sequence[Settlement], float]] = deque()
         self._told = False
         self._ticking: asyncio.TimerHandle | None = None
+
+    @property
+    def stuck(self) -> int:
+        """How many of these are long settled, and their handlers will not end."""
+        return self._stuck
 
     def kick(self) -> None:
         """Wake threads: one for quick handlers, else as many as there are messages for."""
@@ -148,7 +154,7 @@ class ThreadLane(Lane):
         finally:
             del self._runs[thread]
             if run.interrupted:
-                self._loop.call_soon_threadsafe(self._free, len(items))
+                self._call_soon(self._free, len(items))
 
     def _settlements(self, items: Items) -> Sequence[Settlement]:
         _refresh_django()
@@ -163,7 +169,11 @@ class ThreadLane(Lane):
         self._outcomes.append((run, settlements, time.monotonic() - run.began))
         if not self._told:
             self._told = True
-            self._loop.call_soon_threadsafe(self._collect)
+            self._call_soon(self._collect)
+
+    def _call_soon(self, callback: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the worker has ended; nobody wants to know any more
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
     def _collect(self) -> None:
         self._told = False
@@ -177,6 +187,7 @@ class ThreadLane(Lane):
 
     def _free(self, count: int) -> None:
         self._ended += count
+        self._stuck -= count
         self._look_for_room()
 
     def _time_out(self, limit: float) -> None:
@@ -191,6 +202,7 @@ class ThreadLane(Lane):
             if run.over:
                 return
             run.over = run.interrupted = True
+            self._stuck += len(run.items)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interrupted))
         self._tell(run, settlements)
 

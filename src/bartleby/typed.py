@@ -16,6 +16,7 @@ from typing import Any
 from bartleby.anatomy import ancestry, type_name
 from bartleby.containers import Field, converted, list_of, model_of, object_of
 from bartleby.errors import InvalidPayload
+from bartleby.redaction import SECRET_NAME
 from bartleby.scalars import SCALARS, Convert, Misfit, enum, misfit, one_of
 
 _LONGEST_INTEGER = 400
@@ -37,7 +38,12 @@ def converter(annotation: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - an ann
         try:
             return convert(payload)
         except Misfit as found:
-            raise InvalidPayload(f"payload{found.path}: {found.reason}") from found.__cause__
+            reason, cause = found.reason, found.__cause__
+            if SECRET_NAME.search(found.path):
+                reason = reason.partition(", not ")[0]
+            if cause is not None and type(cause).__module__.startswith("pydantic"):
+                cause = None  # it quotes the values
+            raise InvalidPayload(f"payload{found.path}: {reason}") from cause
         except RecursionError:
             raise InvalidPayload("payload: nested too deep") from None
 

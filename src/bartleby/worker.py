@@ -98,6 +98,7 @@ class Worker:
                 helpers = [
                     tasks.create_task(holding.settler.run()),
                     tasks.create_task(holding.watch_pace()),
+                    tasks.create_task(holding.show_life()),
                     tasks.create_task(shared.listener.run()),
                     tasks.create_task(Janitor(self._app.settings, self.name).run()),
                 ]
@@ -117,12 +118,16 @@ class Worker:
         """Claim nothing more and finish what runs; said again, stop now. What is not finished is released."""
         if self._shared.stopping.is_set():
             self._now.set()
+        elif running := self.running:
+            text = f"finishing {running} running handlers, for at most {self._grace:g} s; said again, it does not wait"
+            telemetry.event("worker.stopping", text)
         self._shared.stopping.set()
         self._shared.listener.wake_all()
         for lane in self._shared.holding.lanes.values():
             lane.wanted.set()
 
     async def _prepare(self) -> None:
+        await self._shared.terms.check_version()
         recorder = self._app.recorder()
         for handler in self._handlers:
             await self._shared.terms.prepare(handler.queue)

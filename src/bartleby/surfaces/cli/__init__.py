@@ -54,6 +54,11 @@ _HINTS: dict[type[BartlebyError], str] = {
 }
 
 
+_ROLES = (
+    "grant the user of the DSN a role: bartleby_producer sends, bartleby_worker works, bartleby_reader looks,"
+    " bartleby_operator does all of that and manages queues; who installs must own the database or have CREATE on it"
+)
+
 # Classes of SQLSTATE: connection, authorisation, no such database, shutdown.
 _UNREACHABLE = ("08", "28", "3D", "57P")
 
@@ -70,14 +75,15 @@ def main() -> None:
     try:
         cli()
     except BartlebyError as error:
-        fail(str(error), error.hint and _HINTS.get(type(error), error.hint))
+        in_sql = isinstance(error.__cause__, psycopg.Error)
+        fail(str(error), _HINTS.get(type(error), error.hint) if error.hint and in_sql else error.hint)
     except psycopg.OperationalError as error:
         if error.sqlstate is None or error.sqlstate.startswith(_UNREACHABLE):
             hint = "check --dsn, or BARTLEBY_DSN, and that the server is running"
             fail(f"the database cannot be reached: {error}", hint)
         fail(f"the database refused: {error}")
     except psycopg.errors.InsufficientPrivilege as error:
-        fail(str(error.diag.message_primary), "the user of the DSN needs one of the roles bartleby_*")
+        fail(str(error.diag.message_primary), _ROLES)
     except psycopg.Error as error:
         fail(f"the database refused: {error}")
 

@@ -1,11 +1,14 @@
 """The status line of a worker on a terminal: always the last line, below what is logged."""
 
 import asyncio
+import contextlib
+import io
 import logging
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TextIO
 
 from bartleby.telemetry import Lines
 
@@ -21,14 +24,16 @@ class StatusLine(logging.StreamHandler):  # type: ignore[type-arg] # generic onl
     def __init__(self) -> None:
         super().__init__(sys.stderr)
         self.setFormatter(Lines())
-        self._shown = ""
+        self._text = ""
+        self._drawn = False
+        self.partial = False
+        """Whether a handler has printed half a line: then there is no place for ours."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a log line above the status line."""
-        self.stream.write("\r\x1b[K")
+        self.clear()
         super().emit(record)
-        self.stream.write(self._shown)
-        self.stream.flush()
+        self.redraw()
 
     async def follow(self, worker: "Worker") -> None:
         """Show how the worker is getting on, for ever."""
@@ -42,10 +47,65 @@ class StatusLine(logging.StreamHandler):  # type: ignore[type-arg] # generic onl
         finally:
             self._show("")
 
+    @contextlib.contextmanager
+    def above(self) -> Iterator[None]:
+        """Let what handlers print appear above the status line."""
+        if not sys.stdout.isatty():
+            yield
+            return
+        stdout = sys.stdout
+        sys.stdout = _Above(stdout, self)
+        try:
+            yield
+        finally:
+            sys.stdout = stdout
+
+    def clear(self) -> None:
+        """Take the status line away."""
+        if self._drawn:
+            self._drawn = False
+            self.stream.write("\r\x1b[K")
+            self.stream.flush()
+
+    def redraw(self) -> None:
+        """Show it again."""
+        if not self.partial and self._text:
+            self._drawn = True
+            self.stream.write(self._text)
+            self.stream.flush()
+
     def _show(self, text: str) -> None:
-        self._shown = text[: shutil.get_terminal_size().columns - 1]
-        self.stream.write(f"\r\x1b[K{self._shown}")
-        self.stream.flush()
+        self.clear()
+        self._text = text[: shutil.get_terminal_size().columns - 1]
+        self.redraw()
+
+
+class _Above(io.TextIOBase):
+    """Standard output while there is a status line; the line comes back when a line was finished."""
+
+    def __init__(self, stdout: TextIO, status: StatusLine) -> None:
+        self._stdout = stdout
+        self._status = status
+
+    def write(self, text: str) -> int:
+        """Write above the status line."""
+        self._status.clear()
+        written = self._stdout.write(text)
+        self._stdout.flush()
+        self._status.partial = not text.endswith("\n")
+        self._status.redraw()
+        return written
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+    def fileno(self) -> int:
+        """As standard output has it."""
+        return self._stdout.fileno()
 
 
 def _counts(worker: "Worker") -> str:

@@ -1,14 +1,18 @@
 """`bartleby work`: run the handlers of an application."""
 
 import asyncio
+import contextlib
 import importlib
+import itertools
 import logging
 import os
 import signal
 import sys
+import threading
 import traceback
+from collections.abc import Coroutine
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from bartleby.worker import Worker
 
 _CHILD = "BARTLEBY_WORKER_CHILD"
+_NOW = 2
+_LAST_MOMENTS = 10.0
 
 
 @click.command()
@@ -72,7 +78,7 @@ def work(  # noqa: PLR0917 - click passes them by name
     telemetry.configure(as_json=log == "json", level=logging.WARNING if quiet else logging.INFO, handler=status)
     application = load(app)
     application.handlers_for(queues or None)
-    with database(dsn or application.settings.dsn) as found:
+    with database(dsn or application.configured.dsn) as found:
         with client(found):  # fail at once if it cannot be reached
             pass
         if processes > 1 and _CHILD not in os.environ:
@@ -84,20 +90,60 @@ def work(  # noqa: PLR0917 - click passes them by name
         worker = Worker(
             application, queues=queues or None, concurrency=concurrency, until_idle=until_idle, grace=grace, poll=poll
         )
-        asyncio.run(_work(worker, status))
+        stuck = _run(_work(worker, status))
+    if stuck:
+        # a handler that will not end; the interpreter would wait for it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _run(main: Coroutine[Any, Any, None]) -> bool:
+    # asyncio.run() waits for ever for a task that ignores its cancellation
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(main)
+    finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            _, left = loop.run_until_complete(asyncio.wait(left, timeout=1))
+        if not left:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+    return bool(left)
 
 
 async def _work(worker: "Worker", status: "StatusLine | None") -> None:
-    loop = asyncio.get_running_loop()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, worker.stop)
+    _obey_signals(worker)
     beside = [asyncio.create_task(_orphaned(worker))]
-    if status is not None:
-        beside.append(asyncio.create_task(status.follow(worker)))
-    await worker.run()
-    for task in beside:
-        task.cancel()
-    await asyncio.wait(beside)
+    with contextlib.nullcontext() if status is None else status.above():
+        if status is not None:
+            beside.append(asyncio.create_task(status.follow(worker)))
+        try:
+            await worker.run()
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
+
+
+def _obey_signals(worker: "Worker") -> None:
+    loop, asked = asyncio.get_running_loop(), itertools.count(1)
+
+    def obey(*_: object) -> None:
+        # not the loop's own way: a handler that blocks the loop must not keep the signal from us
+        if next(asked) == _NOW:
+            # and must not keep the process from ending: what it holds then lapses by itself
+            timer = threading.Timer(_LAST_MOMENTS, os._exit, [1])
+            timer.daemon = True
+            timer.start()
+        loop.call_soon_threadsafe(worker.stop)
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, obey)
 
 
 async def _orphaned(worker: "Worker") -> None:
