@@ -28,6 +28,7 @@ from bartleby.message import (
     encode,
     storable,
 )
+from bartleby.plain import plain
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -87,7 +88,7 @@ def send(
         _seconds(unique_for),
     )
     encoded = (
-        encode(payload),
+        encode(plain(payload)),
         None if headers is None else encode(_plain(headers)),
     )
     return Call(
@@ -276,4 +277,4 @@ def _plain(value: object) -> object:
 def _seconds_of(message: object) -> object:
     if not isinstance(message, Mapping):
         return message
-    return {name: _seconds(value) if isinstance(value, timedelta) else value for name, value in message.items()}
+    return {name: _seconds(value) if isinstance(value, timedelta) else plain(value) for name, value in message.items()}
