@@ -192,12 +192,12 @@ class Bartleby:
         key goes by its id).
         """
         if not transactions.run(connection, self._marking(message, by), atomic=True):
-            raise AlreadyHandled(f"message {message.id} was handled before")
+            raise AlreadyHandled(f"message {message.id} was handled before", message_id=message.id)
 
     async def amark_handled(self, message: Message, connection: Foreign, *, by: str | None = None) -> None:
         """Do the same on an asynchronous connection."""
         if not await transactions.arun(connection, self._marking(message, by), atomic=True):
-            raise AlreadyHandled(f"message {message.id} was handled before")
+            raise AlreadyHandled(f"message {message.id} was handled before", message_id=message.id)
 
     def _marking(self, message: Message, by: str | None) -> Call[bool]:
         if by is None:

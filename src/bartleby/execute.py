@@ -16,7 +16,7 @@ from bartleby.errors import InvalidHandler, InvalidPayload, UndecodablePayload
 from bartleby.failure import Evidence, Recorder
 from bartleby.handlers import Handler
 from bartleby.message import Failure, Message, MessageId
-from bartleby.outcomes import AlreadyHandled, Done, Outcome
+from bartleby.outcomes import AlreadyHandled, Done, Outcome, Snooze
 from bartleby.policy import classify
 
 
@@ -85,7 +85,7 @@ class Executor:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is evidence
-            outcomes = dict.fromkeys(fit, error)
+            outcomes = _raised(fit, error)
         return self._batch(messages, settlements, outcomes)
 
     def run_batch_here(self, messages: Sequence[Message]) -> list[Settlement]:
@@ -96,7 +96,7 @@ class Executor:
         except Interrupted:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is evidence
-            outcomes = dict.fromkeys(fit, error)
+            outcomes = _raised(fit, error)
         return self._batch(messages, settlements, outcomes)
 
     def judge(self, message: Message, error: BaseException, evidence: Evidence | None = None) -> Settlement:
@@ -190,6 +190,19 @@ class Interrupted(BaseException):
 
 
 _FORGOTTEN = object()
+
+
+def _raised(ids: Iterable[MessageId], error: BaseException) -> dict[MessageId, object]:
+    if not issubclass(type(error), AlreadyHandled):
+        return dict.fromkeys(ids, error)
+    # One message of the batch was handled before, and the exception undid what was done for the others.
+    handled = cast("AlreadyHandled", error).message_id
+    if handled is None:
+        return dict.fromkeys(
+            ids, NoOutcome("AlreadyHandled was raised out of a batch and does not say of which message")
+        )
+    others = Snooze(0, "another message of its batch was handled before")
+    return {each: error if each == handled else others for each in ids}
 
 
 def _mentioned(ids: Iterable[MessageId], answer: object) -> dict[MessageId, object]:

@@ -104,6 +104,7 @@ class Link:
                 raise psycopg.errors.ConnectionTimeout(f"no connection within {self.deadline:g} s") from None
             with self._leaving(connection):
                 await AsyncPooled.configure(connection)
+                await _notice_our_going(connection)
             self._connection = connection
         return self._connection
 
@@ -182,6 +183,14 @@ class _Deadline:
 def _shut(connection: AsyncPooled) -> None:
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.shutdown(socket.SHUT_RDWR)
+
+
+async def _notice_our_going(connection: AsyncPooled) -> None:
+    # A statement that waits for a lock does not see that its client has gone; a claim that got its lock in the end
+    # would lease messages to nobody. Behind a pooler the setting would go to somebody else.
+    if connection.prepare_threshold is not None:
+        with contextlib.suppress(psycopg.errors.InvalidParameterValue):  # not every system can tell
+            await connection.execute("set client_connection_check_interval = '2s'")
 
 
 def _sentence(error: BaseException) -> str:

@@ -50,6 +50,10 @@ class AlreadyHandled(Outcome):
 
     __module__ = "bartleby"
 
+    def __init__(self, reason: str = "it was handled before", *, message_id: int | None = None) -> None:
+        super().__init__(reason)
+        self.message_id = message_id
+
 
 def _seconds(duration: float | timedelta | None) -> float | None:
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
