@@ -36,7 +36,8 @@ def bulk(orders: list[Order]) -> dict[int, Done | Outcome]:
 
 def a_handler_stays_the_function_it_was(message: Message) -> None:
     assert_type(plain(message=message), None)
-    assert_type(awaited(Order(1), message=message), Coroutine[Any, Any, Retry | None])
+    running = assert_type(awaited(Order(1), message=message), Coroutine[Any, Any, Retry | None])
+    running.close()
     plain(5)  # type: ignore[arg-type]
     assert_type(bulk([Order(1)]), dict[int, Done | Outcome])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bartleby import Message
+from bartleby import Message, threads
 from bartleby.execute import Executor, Failed
 from bartleby.failure import Recorder
 from bartleby.handlers import handler
@@ -224,3 +224,27 @@ async def test_no_exception_ends_a_thread(lanes: list[ThreadLane], error: type[B
     await collected.wait(20)
     assert lane._threads == 1
     assert lane.running == 0
+
+
+async def test_a_timeout_is_noticed_though_the_thread_was_slow_to_begin(
+    lanes: list[ThreadLane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock must not stop between the last message's leaving the buffer and its being known to run."""
+
+    class SlowToBegin(threads.Run):
+        def __init__(self, *arguments: Any) -> None:
+            time.sleep(0.05)
+            super().__init__(*arguments)
+
+    def handle(message: Message) -> None:
+        while True:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(threads, "Run", SlowToBegin)
+    lane, collected = lane_of(lanes, handle, concurrency=1, timeout=0.05)
+    lane.put(lease(1), messages(1))
+    try:
+        await until(lambda: collected.settled, 2)
+    finally:
+        lane.cancel(None)
+    assert isinstance(collected.settled[0][1], Failed)
