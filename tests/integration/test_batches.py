@@ -361,3 +361,54 @@ def test_in_one_batch_too_each_has_the_delay_of_its_attempt(app: Bartleby, conn:
     delays = {each: app.client.attempts(each)[-1] for each in ids}
     seconds = [(each.retry_at - each.failed_at).total_seconds() for each in delays.values() if each.retry_at]
     assert seconds == pytest.approx([6000, 3000], abs=0.5)
+
+
+@BOTH
+def test_a_batch_of_which_one_was_handled_before_is_run_without_it(app: Bartleby, conn: Conn, awaited: bool) -> None:
+    """mark_handled raises for one message, and the transaction of all of them is undone."""
+    rounds: list[list[int]] = []
+
+    def effect(messages: list[Message]) -> list[None]:
+        rounds.append([message.id for message in messages])
+        with psycopg.connect(str(app.settings.dsn)) as mine:
+            for message in messages:
+                app.mark_handled(message, mine)
+        return [None for _ in messages]
+
+    batch_handler(app, effect, awaited=awaited)
+    ids = send(app, 4)
+    conn.execute("select bartleby.mark_handled('orders', 'orders', %s)", [f"id:{ids[1]}"])
+    counts = drain(app)
+    assert counts == {"done": 4, "released": 3}
+    assert rounds[0] == ids
+    assert sorted(each for later in rounds[1:] for each in later) == [ids[0], ids[2], ids[3]]
+    assert state(conn) == (0, 0, 0, 0)
+
+
+@BOTH
+def test_already_handled_that_names_no_message_acks_none(app: Bartleby, conn: Conn, awaited: bool) -> None:
+    def answer(_: object) -> None:
+        raise AlreadyHandled
+
+    batch_handler(app, answer, awaited=awaited, retry={"max_attempts": 1})
+    send(app, 3)
+    assert drain(app) == {"dead": 3}
+
+
+@pytest.mark.xfail(reason="R28: the rate is taken for messages")
+@BOTH
+def test_a_rate_counts_batches_and_leaves_them_full(app: Bartleby, awaited: bool) -> None:
+    calls = batch_handler(app, lambda messages: [None for _ in messages], awaited=awaited, batch=50, rate=5)
+    send(app, 150)
+    assert drain(app) == {"done": 150}
+    assert max(len(call) for call in calls) == 50
+    assert len(calls) <= 4, [len(call) for call in calls]
+
+
+@pytest.mark.xfail(reason="R28: a claim is 500")
+@BOTH
+def test_a_batch_may_be_larger_than_a_claim(app: Bartleby, awaited: bool) -> None:
+    calls = batch_handler(app, lambda messages: [None for _ in messages], awaited=awaited, batch=1200)
+    send(app, 2400)
+    assert drain(app) == {"done": 2400}
+    assert max(len(call) for call in calls) == 1200, [len(call) for call in calls]

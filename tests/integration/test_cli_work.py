@@ -298,3 +298,25 @@ def test_a_worker_begins_while_the_database_is_busy_being_sent_to(
         program.term()
         assert program.end() == 0
         assert program.events()[-1]["done"] == 500
+
+
+def test_the_concurrency_of_the_command_counts(app: Bartleby, shop: Path, dsn: str) -> None:
+    (shop / "slow.py").write_text("""
+import os, time
+from bartleby import Bartleby
+app = Bartleby()
+note = os.open("notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+@app.handler("orders")
+def handle(message):
+    os.write(note, b"+")
+    time.sleep(0.02)
+    os.write(note, b"-")
+""")
+    app.client.send_many("orders", [{"payload": 1}] * 12)
+    code, text = work(shop, dsn, "slow:app", "--until-idle", "--concurrency", "2")
+    assert code == 0, text
+    notes = (shop / "notes").read_text()
+    levels = [notes[:end].count("+") - notes[:end].count("-") for end in range(len(notes))]
+    assert max(levels) == 2
+    assert notes.count("-") == 12

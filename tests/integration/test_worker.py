@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from bartleby import Bartleby, Client, Message, Snooze, UnknownQueue
+from bartleby import Bartleby, Client, Message, Snooze, UnknownQueue, heartbeat
 from bartleby.worker import Worker
 from tests.integration.worker_kit import Told, drain, lapse, row, sessions, state, until, working
 
@@ -330,7 +330,10 @@ def test_a_slow_neighbour_does_not_hold_back_acks(app: Bartleby, conn: Conn, awa
 # Leases
 
 
-def test_a_lease_is_kept_while_a_handler_blocks_the_event_loop(app: Bartleby, conn: Conn) -> None:
+def test_a_lease_is_kept_while_a_handler_blocks_the_event_loop(
+    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "_STUCK", 1.0)
     runs: list[int] = []
 
     @app.handler("orders", lease=0.6)
@@ -347,6 +350,7 @@ def test_a_lease_is_kept_while_a_handler_blocks_the_event_loop(app: Bartleby, co
             time.sleep(0.05)
     assert runs == [1]
     assert state(conn) == (0, 0, 0, 0)
+    assert "blocked the event loop" in told.of("loop.blocked")[0].getMessage()
 
 
 def test_a_lease_is_kept_while_all_threads_are_busy(app: Bartleby, conn: Conn) -> None:

@@ -22,10 +22,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from unittest import mock
 
 import psycopg
 
-from bartleby import Bartleby
+from bartleby import Bartleby, fetching
 from bartleby.worker import Worker
 
 T = TypeVar("T")
@@ -109,7 +110,8 @@ def working(app: Bartleby, **options: Any) -> Iterator[Running]:
 
 def drain(app: Bartleby, **options: Any) -> Counter[str]:
     """Work until nothing is left to do."""
-    with working(app, until_idle=True, **options) as running:
+    # it looks for the end more often than users need it: this runs hundreds of times
+    with mock.patch.object(fetching, "_LOOK_EVERY", 0.02), working(app, until_idle=True, **options) as running:
         return running.join()
 
 
