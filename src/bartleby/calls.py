@@ -164,10 +164,15 @@ def reject(lease_id: int, position: int, reason: str, description: str | None = 
     )
 
 
-def release(lease_id: int, positions: Sequence[int] | None = None, *, delay: Duration = 0) -> Call[int]:
-    """Give these positions of a lease back, or all that are left, at no charge; return how many."""
-    text: LiteralString = "select bartleby.release(%s::bigint, %s::bigint[], make_interval(secs => %s::float8))"
-    return Call(text, (lease_id, _list(positions), _seconds(delay)), _value)
+def release(
+    lease_id: int, positions: Sequence[int] | None = None, *, delay: Duration = 0, ran: bool = False
+) -> Call[int]:
+    """Give these positions of a lease back, or all that are left, at no charge; return how many.
+
+    `ran` says that they ran to their end and did no harm: what had to run alone need not any more.
+    """
+    text: LiteralString = "select bartleby.release(%s::bigint, %s::bigint[], make_interval(secs => %s::float8), %s)"
+    return Call(text, (lease_id, _list(positions), _seconds(delay), ran), _value)
 
 
 def idle(queue: str, how_long: Duration) -> Call[timedelta]:

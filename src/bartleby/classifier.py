@@ -50,7 +50,7 @@ _ANSWERS = frozenset({
     "requests.exceptions.HTTPError", "httpx.HTTPStatusError", "urllib.error.HTTPError",
     "aiohttp.client_exceptions.ClientResponseError",
 })  # fmt: skip
-_SERVER_TROUBLE = frozenset({"25006", "57P01", "57P02", "57P03"})
+_SERVER_TROUBLE = frozenset({"25006", "53100", "53300", "57P01", "57P02", "57P03"})
 _BUSY = frozenset({408, 425, 429})
 
 
@@ -125,7 +125,7 @@ def _group(error: BaseException, terminal: Sequence[type[BaseException]]) -> Rul
 def _server_trouble(error: BaseException) -> Ruling | None:
     for link in _database_errors(error):
         state = _sqlstate(link)
-        if state and (state in _SERVER_TROUBLE or state.startswith("53")):
+        if state in _SERVER_TROUBLE:
             rule = f"{type_name(type(link))} (SQLSTATE {state}) is the database server's trouble, not the message's"
             return Ruling("release", rule, None, _OUTAGE)
     return None

@@ -16,6 +16,11 @@ def late(limit: float) -> str:
     return f"the handler took longer than {limit:g} s"
 
 
+def stuck(name: str) -> None:
+    """Tell of a handler that goes on after its end."""
+    telemetry.warning("handler.stuck", f"{name} does not let itself be stopped; it is left behind", handler=name)
+
+
 async def bounded(running: Awaitable[Any], limit: float, name: str) -> Any:  # noqa: ANN401 - what the handler returns
     """Await a handler, but not longer than this. One that will not be cancelled is left behind, its result unwanted."""
     task = asyncio.ensure_future(_kept(running))
@@ -49,9 +54,7 @@ async def _cancel(task: "asyncio.Future[Any]", name: str) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         done, _ = await asyncio.wait({task}, timeout=_LAST_CHANCE)
         if not done:
-            telemetry.warning(
-                "handler.stuck", f"{name} does not let itself be cancelled; it is left behind", handler=name
-            )
+            stuck(name)
 
 
 def _frames(running: object) -> Iterator[FrameType]:

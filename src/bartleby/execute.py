@@ -5,7 +5,7 @@ Nothing a handler raises gets past this module: an exception is evidence, never 
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, cast
@@ -35,6 +35,8 @@ class Released:
     delay: float
     why: str
     suspicion: int = 0
+    ran: bool = False
+    """Whether its handler came to an end: then it did no harm."""
 
 
 Settlement = Failed | Released | None
@@ -119,7 +121,7 @@ class Executor:
             if delay is None:
                 # not the message's fault, and perhaps everybody's: come back one after another
                 delay = random.uniform(1, 5)  # noqa: S311 - spreads load, no secret
-            return Released(delay, ruling.rule, ruling.suspicion)
+            return Released(delay, ruling.rule, ruling.suspicion, ran=True)
         evidence = evidence or self._recorder.evidence(message.queue, error)
         unacceptable = issubclass(kind, InvalidPayload | UndecodablePayload)
         report = Failure(
@@ -192,15 +194,13 @@ class Interrupted(BaseException):
 _FORGOTTEN = object()
 
 
-def _raised(ids: Iterable[MessageId], error: BaseException) -> dict[MessageId, object]:
+def _raised(ids: Collection[MessageId], error: BaseException) -> dict[MessageId, object]:
     if not issubclass(type(error), AlreadyHandled):
         return dict.fromkeys(ids, error)
     # One message of the batch was handled before, and the exception undid what was done for the others.
     handled = cast("AlreadyHandled", error).message_id
-    if handled is None:
-        return dict.fromkeys(
-            ids, NoOutcome("AlreadyHandled was raised out of a batch and does not say of which message")
-        )
+    if handled not in ids:
+        return dict.fromkeys(ids, NoOutcome("AlreadyHandled was raised out of a batch, and not of a message in it"))
     others = Snooze(0, "another message of its batch was handled before")
     return {each: error if each == handled else others for each in ids}
 

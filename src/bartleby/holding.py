@@ -19,7 +19,7 @@ from bartleby.message import Lease, Message
 from bartleby.settling import Settler
 
 _PUT_BACK_EVERY = 2.0
-_MOST_PATIENT = 64.0
+_PATIENT, _MOST_PATIENT = 5.0, 600.0
 
 
 class Holding:
@@ -32,7 +32,8 @@ class Holding:
         self.settler = Settler(link, self._settled, self._given_up)
         self._heartbeat = Heartbeat(settings, self._lost_elsewhere)
         self._solo_over = asyncio.Event()
-        self._patience = 1.0
+        self._patience = _PATIENT
+        self._alone_again = 0.0
 
     def start(self) -> None:
         """Begin to renew leases."""
@@ -87,14 +88,17 @@ class Holding:
 
     async def run_alone(self, lane: Lane, held: Held, messages: list[Message], stopping: asyncio.Event) -> None:
         """Run a message that may have killed a worker when nothing else is in this process for it to harm."""
+        if (later := self._alone_again - time.monotonic()) > 0:
+            self.put_back([(held, message) for message in messages], "it cannot run alone here soon", later)
+            return
         self.pause("made room for a message that has to run alone")
-        # more patient each time: handlers that outlast a lease must not keep it from its turn for ever
-        quiet = await self.quiet(stopping, self._patience * max(1.0, held.length))
-        self._patience = 1.0 if quiet else min(_MOST_PATIENT, 2 * self._patience)
+        quiet = await self.quiet(stopping, self._patience)
         await until_either(self.settler.flush(), stopping)
         if not quiet or stopping.is_set() or not await self._started(held):
-            self.put_back([(held, message) for message in messages], "it could not run alone here", 1.0)
+            delay = self._tried_in_vain() if not quiet else 1.0
+            self.put_back([(held, message) for message in messages], "it could not run alone here", delay)
         elif not held.lost:
+            self._patience = _PATIENT
             self._solo_over.clear()
             lane.resume()
             lane.put(held, messages)
@@ -102,6 +106,14 @@ class Holding:
         if not stopping.is_set():
             for each in self.lanes.values():
                 each.resume()
+
+    def _tried_in_vain(self) -> float:
+        # More patient each time, so that handlers that take long do not keep it from its turn for ever; but standing
+        # still is never more than a third of the time, for there may be one that has no end.
+        delay = 2 * self._patience
+        self._alone_again = time.monotonic() + delay
+        self._patience = min(_MOST_PATIENT, 2 * self._patience)
+        return delay
 
     async def _started(self, held: Held) -> bool:
         # from here on the message is to blame if the lease lapses

@@ -23,6 +23,7 @@ _SHORT, _LONG = 5.0, 120.0
 _REAP = 1.0
 _TURN = 10.0
 _PRUNE = 60.0
+_MOST = 10_000
 _NEWS = ("emptied", "carried over", "writing")
 
 
@@ -36,6 +37,10 @@ class Janitor:
         self._on_reaped = on_reaped or _tell
         self._link = Link(settings, "janitor", deadline=_SHORT)
         self._next = {"turn": 0.0, "prune": 0.0}
+
+    def abort(self) -> None:
+        """Let go of a connection that may hang."""
+        self._link.abort()
 
     async def run(self) -> None:
         """Do it for ever."""
@@ -64,9 +69,11 @@ class Janitor:
             news = logging.INFO if any(word in done for word in _NEWS) else logging.DEBUG
             telemetry.event("segments.turned", done, level=news)
         if self._due("prune", _PRUNE):
-            for what, rows in ((each.what, each.rows) for each in await self._link.run(calls.prune())):
-                if rows:
-                    telemetry.event("pruned", f"forgot {rows} {what}")
+            pruned = [each for each in await self._link.run(calls.prune(_MOST)) if each.rows]
+            for each in pruned:
+                telemetry.event("pruned", f"forgot {each.rows} {each.what}")
+            if any(each.rows >= _MOST for each in pruned):
+                self._next["prune"] = 0.0  # there is more
 
     def _due(self, what: str, every: float) -> bool:
         now = time.monotonic()

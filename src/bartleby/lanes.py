@@ -78,7 +78,7 @@ class Lane:
         if self._pace is not None:
             target = min(target, max(1, int(self._pace.rate)))
         enough = max(min(self._capacity, target) - 1, target // 2)
-        have = self.running + len(self._buffer)
+        have = self.running - self.stuck + len(self._buffer)
         if have <= enough:
             self._enough = -1
             return min(target - have, self.claim_limit)
@@ -123,8 +123,16 @@ class Lane:
             self._look_for_room()
 
     def _look_for_room(self) -> None:
-        if self._enough >= self.running + len(self._buffer):
+        if self._enough >= self.running - self.stuck + len(self._buffer):
             self.wanted.set()
+
+    def _drop(self, held: Held | None) -> None:
+        # nobody would finish these, and so nobody would look for room
+        waiting = [item for item in self._buffer if item[0] is not held]
+        if len(waiting) < len(self._buffer):
+            self._buffer.clear()
+            self._buffer.extend(waiting)
+            self._look_for_room()
 
     def _took(self, seconds: float) -> None:
         self._seconds = seconds if self._seconds is None else self._seconds + 0.05 * (seconds - self._seconds)
@@ -171,6 +179,7 @@ class CoroutineLane(Lane):
 
     def cancel(self, held: Held | None) -> None:
         """Cancel the tasks that run messages of this lease, or all."""
+        self._drop(held)
         for task, items in self._tasks.items():
             if items and (held is None or any(each is held for each, _ in items)):
                 self._unwanted.add(task)

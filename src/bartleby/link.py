@@ -126,6 +126,10 @@ class Link:
         try:
             yield
         except psycopg.Error as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                # psycopg loses the cancellation when the statement fails while it is being cancelled
+                self._leave(connection)
+                raise asyncio.CancelledError from error
             if connection.broken and time.monotonic() - began >= limit:
                 self._leave(connection)
                 raise psycopg.errors.ConnectionTimeout(f"no answer within {limit:g} s") from error

@@ -185,9 +185,11 @@ class Settler:
         alike: dict[Released, list[int]] = {}
         for message, release in released:
             alike.setdefault(release, []).append(message.position)
-            telemetry.event("message.released", release.why, queue=held.queue, message_id=message.id)
         for release, positions in alike.items():
-            call = functools.partial(calls.release, held.id, delay=release.delay)
+            telemetry.event(
+                "message.released", release.why, queue=held.queue, messages=len(positions), delay=release.delay
+            )
+            call = functools.partial(calls.release, held.id, delay=release.delay, ran=release.ran)
             try:
                 await self._insist(held, call(positions))
             except _REFUSED:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
-from bartleby.deadlines import late, traceback_of
+from bartleby.deadlines import late, stuck, traceback_of
 from bartleby.execute import Executor, Interrupted, Settlement
 from bartleby.held import Held
 from bartleby.lanes import CANCELLED, Finished, Items, Lane
@@ -23,19 +23,26 @@ from bartleby.message import Message
 
 _TICK = 0.01
 _QUICK = 0.0005
+_UNWINDING = 1.0
 
 
 class Run:
     """What one thread is doing."""
 
-    __slots__ = ("began", "interrupted", "items", "lock", "over")
+    __slots__ = ("began", "interrupted_at", "items", "lock", "over", "told")
 
     def __init__(self, items: Items) -> None:
         self.items = items
         self.began = time.monotonic()
         self.lock = threading.Lock()
         self.over = False
-        self.interrupted = False
+        self.interrupted_at: float | None = None
+        self.told = False
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it was interrupted long ago, and still goes on."""
+        return self.interrupted_at is not None and time.monotonic() - self.interrupted_at > _UNWINDING
 
     def end(self) -> bool:
         """Return whether this call was the first to end it: only that one says what became of the messages."""
@@ -56,7 +63,6 @@ class ThreadLane(Lane):
         self._started = 0
         self._seen_started = 0
         self._closing = False
-        self._stuck = 0
         self._runs: dict[int, Run] = {}
         self._outcomes: deque[tuple[Run, Sequence[Settlement], float]] = deque()
         self._told = False
@@ -65,7 +71,7 @@ class ThreadLane(Lane):
     @property
     def stuck(self) -> int:
         """How many of these are long settled, and their handlers will not end."""
-        return self._stuck
+        return sum(len(run.items) for run in list(self._runs.values()) if run.stuck)
 
     def kick(self) -> None:
         """Wake threads: one for quick handlers, else as many as there are messages for."""
@@ -78,6 +84,8 @@ class ThreadLane(Lane):
 
     def cancel(self, held: Held | None) -> None:
         """Interrupt the threads that run messages of this lease, or all."""
+        with self._changed:
+            self._drop(held)
         for thread, run in list(self._runs.items()):
             if held is None or any(each is held for each, _ in run.items):
                 self._interrupt(thread, run, [CANCELLED for _ in run.items])
@@ -101,7 +109,9 @@ class ThreadLane(Lane):
     def _wake(self, count: int) -> None:
         with self._changed:
             self._changed.notify(count)
-            new = min(count - self._idle, self.concurrency - self._threads)
+            # one that will not end is replaced, but not without end
+            lost = min(self.concurrency, sum(run.stuck for run in list(self._runs.values())))
+            new = min(count - self._idle, self.concurrency + lost - self._threads)
             for _ in range(new):
                 self._threads += 1
                 threading.Thread(target=self._live, name=f"bartleby-{self.handler.queue}", daemon=True).start()
@@ -114,8 +124,17 @@ class ThreadLane(Lane):
             if self._started == self._seen_started or self._seconds is None:
                 self._wake(1 + self._threads)
             self._seen_started = self._started
-        if self._buffer or self.running:
+        self._tell_of_the_stuck()
+        with self._changed:
+            busy = self._buffer or self.running
+        if busy:
             self._ticking = self._loop.call_later(_TICK, self._tick)
+
+    def _tell_of_the_stuck(self) -> None:
+        for run in list(self._runs.values()):
+            if run.stuck and not run.told:
+                run.told = True
+                stuck(self.handler.name)
 
     def _live(self) -> None:
         thread = threading.get_ident()
@@ -146,14 +165,14 @@ class ThreadLane(Lane):
             settlements = self._settlements(items)
             if run.end():
                 self._tell(run, settlements)
-            for _ in range(20 if run.interrupted else 0):
+            for _ in range(20 if run.interrupted_at is not None else 0):
                 # the exception is on its way and must not reach the next message, unless the handler caught it
                 time.sleep(0.001)
         except Interrupted:
             pass
         finally:
             del self._runs[thread]
-            if run.interrupted:
+            if run.interrupted_at is not None:
                 self._call_soon(self._free, len(items))
 
     def _settlements(self, items: Items) -> Sequence[Settlement]:
@@ -180,14 +199,13 @@ class ThreadLane(Lane):
         while self._outcomes:
             run, settlements, seconds = self._outcomes.popleft()
             self._took(seconds)
-            if not run.interrupted:  # else its thread is still at it
+            if run.interrupted_at is None:  # else its thread is still at it
                 self._ended += len(run.items)
             for (held, message), settlement in zip(run.items, settlements, strict=True):
                 self.finish(held, message, settlement)
 
     def _free(self, count: int) -> None:
         self._ended += count
-        self._stuck -= count
         self._look_for_room()
 
     def _time_out(self, limit: float) -> None:
@@ -201,8 +219,7 @@ class ThreadLane(Lane):
         with run.lock:
             if run.over:
                 return
-            run.over = run.interrupted = True
-            self._stuck += len(run.items)
+            run.over, run.interrupted_at = True, time.monotonic()
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interrupted))
         self._tell(run, settlements)
 

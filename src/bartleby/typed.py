@@ -6,6 +6,7 @@ can satisfy is a TypeError there. Paths are made only when something does not fi
 """
 
 import dataclasses
+import threading
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
@@ -30,13 +31,24 @@ _OBJECTS = frozenset({dict, Mapping, MutableMapping})
 _UNBOUND: Mapping[Any, Any] = types.MappingProxyType({})
 
 
+class _TooManyChoices(Exception):
+    """Classes that contain unions of each other can be tried in exponentially many ways."""
+
+
+_MOST_CHOICES = 300_000
+_choices = threading.local()
+
+
 def converter(annotation: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - an annotation is any object
     """Return a function that turns a decoded payload into this type, or raises InvalidPayload with the path."""
     convert = _Builder().build(annotation)
 
     def convert_payload(payload: Any) -> Any:  # noqa: ANN401 - any JSON value becomes any type
+        _choices.left = _MOST_CHOICES
         try:
             return convert(payload)
+        except _TooManyChoices:
+            raise InvalidPayload("payload: too many alternatives to try") from None
         except Misfit as found:
             reason, cause = found.reason, found.__cause__
             if SECRET_NAME.search(found.path):
@@ -92,6 +104,9 @@ class _Builder:
                 try:
                     return each(value)
                 except Misfit as found:
+                    _choices.left -= 1
+                    if _choices.left < 0:
+                        raise _TooManyChoices from None
                     # A member that fits on the outside explains more than a list of all.
                     if found.steps and (deepest is None or len(found.steps) > len(deepest.steps)):
                         deepest = found

@@ -32,6 +32,10 @@ class Listener:
         for event in self._events.values():
             event.set()
 
+    def abort(self) -> None:
+        """Let go of a connection that may hang."""
+        self._link.abort()
+
     async def run(self) -> None:
         """Listen for ever."""
         pause = 0.1

@@ -34,7 +34,7 @@ from bartleby.waking import Listener
 _COROUTINES = 100
 _THREADS = 10
 _BATCHES = 4
-_LAST_WORDS = 3.0
+_LAST_WORDS = 2.0
 
 
 class Worker:
@@ -89,6 +89,7 @@ class Worker:
     async def run(self) -> Counter[str]:
         """Work; return the counts."""
         shared, holding = self._shared, self._shared.holding
+        janitor = Janitor(self._app.settings, self.name)
         try:
             await self._prepare()
             holding.start()
@@ -100,11 +101,13 @@ class Worker:
                     tasks.create_task(holding.watch_pace()),
                     tasks.create_task(holding.show_life()),
                     tasks.create_task(shared.listener.run()),
-                    tasks.create_task(Janitor(self._app.settings, self.name).run()),
+                    tasks.create_task(janitor.run()),
                 ]
                 fetchers = [tasks.create_task(Fetcher(lane, shared).run()) for lane in holding.lanes.values()]
                 await self._told_to_stop()
                 await self._drain(fetchers)
+                for hanging in (shared.listener, janitor):
+                    hanging.abort()
                 for helper in helpers:
                     helper.cancel()
         finally:

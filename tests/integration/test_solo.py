@@ -240,7 +240,6 @@ def test_an_innocent_solo_message_is_not_charged_for_the_wait(app: Bartleby, con
     assert (found.attempts, found.crashes) == (0, 0)
 
 
-@pytest.mark.xfail(reason="R24: all queues wait for the length of a lease")
 def test_a_solo_message_beside_a_handler_without_end_does_not_stop_the_other_queues(app: Bartleby, conn: Conn) -> None:
     started, go = threading.Event(), threading.Event()
 

@@ -140,6 +140,16 @@ def test_a_neighbour_is_untouched(conn: Connection, clock: Clock) -> None:
     )
 
 
+@pytest.mark.parametrize("ran", [False, True])
+def test_one_that_ran_alone_to_its_end_need_not_do_so_again(conn: Connection, clock: Clock, ran: bool) -> None:
+    suspect(conn, clock)
+    claimed = claim(conn)
+    assert claimed.one["solo"]
+    assert value(conn, "select bartleby.release(%s, null, '0', %s)", claimed.lease, ran) == 1
+    clock.advance(1)
+    assert claim(conn).one["solo"] is not ran
+
+
 def test_one_that_survives_alone_is_no_longer_charged_for_it(conn: Connection, clock: Clock) -> None:
     suspect(conn, clock)
     claimed = claim(conn)

@@ -193,6 +193,7 @@ OUTSIDE: list[BaseException] = [
     socket.gaierror(-2, "unknown"), ssl.SSLError("x"), asyncio.IncompleteReadError(b"", 5),
     urllib.error.URLError("x"), urllib.error.HTTPError("http://x", 503, "busy", Headers(), None),
     psycopg.OperationalError("x"), psycopg.InterfaceError("closed"), psycopg_pool.PoolTimeout("x"), NoConnection("x"),
+    pg.OutOfMemory("x"), pg.ConfigurationLimitExceeded("x"),
     pg.QueryCanceled("x"), pg.ConnectionException("x"), django.db.OperationalError("x"), django.db.InterfaceError("x"),
     sqlalchemys(sqlalchemy.exc.OperationalError, psycopg.OperationalError("x")), sqlalchemy.exc.TimeoutError("pool"),
     named("psycopg2", "OperationalError"), named("asyncpg.exceptions", "PostgresConnectionError"),
@@ -213,7 +214,7 @@ DOUBTFUL: list[BaseException] = [
     urllib.error.HTTPError("http://x", 404, "gone", Headers(), None),
 ]  # fmt: skip
 TROUBLE: list[tuple[str, BaseException]] = [
-    ("53100", pg.DiskFull("x")), ("53200", pg.OutOfMemory("x")), ("53300", pg.TooManyConnections("x")),
+    ("53100", pg.DiskFull("x")), ("53300", pg.TooManyConnections("x")),
     ("57P01", pg.AdminShutdown("x")), ("57P02", pg.CrashShutdown("x")), ("57P03", pg.CannotConnectNow("x")),
     ("25006", pg.ReadOnlySqlTransaction("x")),
     ("53100", sqlalchemys(sqlalchemy.exc.OperationalError, pg.DiskFull("x"))),

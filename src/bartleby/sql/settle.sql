@@ -73,7 +73,7 @@ end $$;
 comment on function bartleby.lease_lost(bigint[]) is 'raises the error for leases that are not held';
 
 create or replace function bartleby.release(p_lease_id bigint, p_positions bigint[] default null,
-  p_delay interval default '0') returns integer
+  p_delay interval default '0', p_ran boolean default false) returns integer
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -86,10 +86,11 @@ begin
     raise exception 'a delay is between 0 and 100 years' using errcode = 'ZB008';
   end if;
   v_lease := bartleby.take(p_lease_id, bartleby.ranges(p_positions));
-  return bartleby.put_back(v_lease, bartleby.clock() + p_delay, null);
+  return bartleby.put_back(v_lease, bartleby.clock() + p_delay, case when p_ran then false end);
 end $$;
-comment on function bartleby.release(bigint, bigint[], interval) is
-  'give positions of a lease back, or all that are left, at no charge; returns how many';
+comment on function bartleby.release(bigint, bigint[], interval, boolean) is
+  'give positions of a lease back, or all that are left, at no charge; returns how many. p_ran: they ran to their end '
+  'and did no harm, so they need not run alone any more';
 
 create or replace function bartleby.put_back(p_lease bartleby.lease, p_run_at timestamptz, p_solo boolean) returns integer
 language plpgsql set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
@@ -100,7 +101,7 @@ begin
   insert into bartleby.deferred (run_at, id, xid, created_at, queue, attempts, crashes, max_attempts, cycle, big, solo,
     generation, first_failed_at, key, headers, payload)
   select p_run_at, m.id, pg_current_xact_id()::text::bigint, m.created_at, m.queue, m.attempts, m.crashes, m.max_attempts,
-    m.cycle, m.big, coalesce(p_solo, m.solo), m.generation, m.first_failed_at, m.key, m.headers, m.payload
+    m.cycle, m.big, nullif(coalesce(p_solo, m.solo), false), m.generation, m.first_failed_at, m.key, m.headers, m.payload
   from unnest(p_lease.pending) r, lateral (
     select * from bartleby.log l where l.queue = bartleby.lease_queue(p_lease.id) and l.position >= lower(r) and l.position < upper(r)
     offset 0) m;

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Coroutine
 from types import ModuleType
@@ -132,18 +133,25 @@ async def _work(worker: "Worker", status: "StatusLine | None") -> None:
 
 def _obey_signals(worker: "Worker") -> None:
     loop, asked = asyncio.get_running_loop(), itertools.count(1)
+    # A handler that blocks the loop, or has no end, must not keep the process from ending: what it holds then lapses
+    # by itself. The thread is there beforehand, for in a signal handler none can be started safely.
+    reader, writer = os.pipe()
+    threading.Thread(target=_end_soon_after, args=(reader,), daemon=True).start()
 
     def obey(*_: object) -> None:
-        # not the loop's own way: a handler that blocks the loop must not keep the signal from us
+        # not the loop's own way, which a handler that blocks the loop keeps from us
         if next(asked) == _NOW:
-            # and must not keep the process from ending: what it holds then lapses by itself
-            timer = threading.Timer(_LAST_MOMENTS, os._exit, [1])
-            timer.daemon = True
-            timer.start()
+            os.write(writer, b"!")
         loop.call_soon_threadsafe(worker.stop)
 
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, obey)
+
+
+def _end_soon_after(reader: int) -> None:
+    os.read(reader, 1)
+    time.sleep(_LAST_MOMENTS)
+    os._exit(1)
 
 
 async def _orphaned(worker: "Worker") -> None:
