@@ -41,20 +41,6 @@ def test_workers_that_sleep_longer_than_their_leases(dsn: str, tmp_path: Path, s
         worker_profiles.frozen(on, seconds)
 
 
-@pytest.mark.parametrize("queue", [SWIFT, SLOW])
-def test_a_worker_that_slept_goes_on_though_all_it_had_is_lost(dsn: str, tmp_path: Path, queue: str) -> None:
-    with stage(dsn, tmp_path) as on:
-        send(on, queue, [{"v": f"quick{k}", "ms": 1} for k in range(1000)])
-        send(on, queue, [{"v": f"slow{k}", "ms": 200} for k in range(200)])
-        sleeper = on.start("--concurrency", "4", queues=[queue])
-        on.begun(sleeper)
-        helper = on.start(queues=[queue])
-        until(lambda: "slow20" in Book(on.folder).by_value, on.logs)
-        on.freeze(sleeper, LEASE + 2 * REAP)
-        on.kill(helper)
-        innocent(on)
-
-
 @pytest.mark.parametrize("seconds", [5, LONG])
 def test_workers_that_are_told_to_stop(dsn: str, tmp_path: Path, seconds: float) -> None:
     with stage(dsn, tmp_path) as on:
