@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
-from hashlib import sha256
 from typing import Any, TypeVar, Unpack
 
 from bartleby import calls, dev, transactions
@@ -31,8 +30,6 @@ from bartleby.policy import RetryPolicy
 from bartleby.transactions import Transaction, stamped
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-_LONGEST_KEY = 500
 
 
 class Bartleby:
@@ -131,6 +128,7 @@ class Bartleby:
 
     def handlers_for(self, queues: Iterable[str] | None = None) -> list[Handler]:
         """Return the handlers of these queues, or all; an error if there is none."""
+        queues = None if queues is None else list(queues)
         known = ", ".join(sorted(self.handlers)) or "none"
         if not self.handlers:
             raise NoHandler("the application has no handlers", hint='decorate a function with @app.handler("queue")')
@@ -222,8 +220,4 @@ class Bartleby:
 
 def once_key(message: Message, by: str) -> str:
     """Return under which key a message is remembered as handled."""
-    if by == "key" and message.key is not None:
-        # a long one by its digest: an index takes no entry of any size
-        short = message.key if len(message.key) <= _LONGEST_KEY else sha256(message.key.encode()).hexdigest()
-        return f"key:{short}"
-    return f"id:{message.id}"
+    return f"id:{message.id}" if by == "id" or message.key is None else f"key:{message.key}"

@@ -1,5 +1,6 @@
 """Lists, objects and models of a payload: converters made of the converters of their parts."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,11 +54,12 @@ def list_of(make: Callable[[Iterable[Any]], Any], item: Convert) -> Convert:
 
 def model_of(kind: Any) -> Convert:  # noqa: ANN401 - a model, or a dataclass of pydantic
     """Return a converter that has pydantic validate."""
-    validate = kind.__pydantic_validator__.validate_python
+    validate = kind.__pydantic_validator__.validate_json
 
     def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON value
         try:
-            return validate(value)
+            # as JSON, which has no dates: a strict model would refuse the text of one
+            return validate(json.dumps(value))
         except ValueError as error:
             if _INVALID not in ancestry(type(error)):
                 raise

@@ -101,6 +101,11 @@ class Executor:
             outcomes = _raised(fit, error)
         return self._batch(messages, settlements, outcomes)
 
+    def judge_all(self, messages: Sequence[Message], error: BaseException) -> list[Settlement]:
+        """Return what one exception means for several messages."""
+        evidence = self._recorder.evidence(self.handler.queue, error)
+        return [self.judge(message, error, evidence) for message in messages]
+
     def judge(self, message: Message, error: BaseException, evidence: Evidence | None = None) -> Settlement:
         """Return what an exception means for its message; whatever it is, there is an answer."""
         try:
@@ -112,7 +117,7 @@ class Executor:
 
     def _judged(self, message: Message, error: BaseException, evidence: Evidence | None) -> Settlement:
         kind = type(error)  # not isinstance(): it asks the exception for its class, and a hostile one lies or raises
-        if issubclass(kind, AlreadyHandled):
+        if issubclass(kind, AlreadyHandled) or (issubclass(kind, BaseExceptionGroup) and _all_handled(error)):
             return None
         handler = self.handler
         ruling = classify(error, handler.terminal)
@@ -192,6 +197,10 @@ class Interrupted(BaseException):
 
 
 _FORGOTTEN = object()
+
+
+def _all_handled(error: BaseException) -> bool:
+    return BaseExceptionGroup.split(cast("BaseExceptionGroup[BaseException]", error), AlreadyHandled)[1] is None
 
 
 def _raised(ids: Collection[MessageId], error: BaseException) -> dict[MessageId, object]:

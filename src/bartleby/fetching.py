@@ -39,7 +39,7 @@ class Shared:
     holding: Holding
     poll: float
     until_idle: bool
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: asyncio.Event
     claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by who claims, and by a message that runs alone: nothing is claimed meanwhile."""
     idle: set[str] = field(default_factory=set)
@@ -80,21 +80,28 @@ class Fetcher:
         async with shared.claiming:
             if shared.stopping.is_set():
                 return True
-            length = self._lane.handler.lease or await shared.terms.lease(self._queue)
-            asked = time.monotonic()
-            call = calls.claim(self._queue, shared.worker, limit=limit, lease=length, confirm=True)
-            lease = await shared.link.run(call)
-            if lease is None:
+            claimed = await self._take(limit)
+            if claimed is None:
                 return False
-            shared.idle.clear()
-            held = shared.holding.hold(lease, self._queue, length, asked)
-            self._calm(lease)
-            messages = await self._runnable(self._lane.handler, held, lease)
-            if not held.solo or not messages:
-                self._lane.put(held, messages)
+            held, messages = claimed
+            if held.solo and messages:
+                await shared.holding.run_alone(self._lane, held, messages, lambda: self._take(1))
             else:
-                await shared.holding.run_alone(self._lane, held, messages, shared.stopping)
+                self._lane.put(held, messages)
         return True
+
+    async def _take(self, limit: int) -> tuple[Held, list[Message]] | None:
+        shared = self._shared
+        length = self._lane.handler.lease or await shared.terms.lease(self._queue)
+        asked = time.monotonic()
+        call = calls.claim(self._queue, shared.worker, limit=limit, lease=length, confirm=True)
+        lease = await shared.link.run(call)
+        if lease is None:
+            return None
+        shared.idle.clear()
+        held = shared.holding.hold(lease, self._queue, length, asked)
+        self._calm(lease)
+        return held, await self._runnable(self._lane.handler, held, lease)
 
     def _calm(self, lease: Lease) -> None:
         storms = self._shared.holding.settler.storms
@@ -149,8 +156,9 @@ class Fetcher:
             return
         outlook = await self._shared.link.run(calls.outlook(self._queue))
         if outlook.breaker in {"open", "forced"}:
-            text = f"the breaker of queue {self._queue} is open: not waiting for its messages"
-            telemetry.warning("worker.gave_up", text, queue=self._queue)
+            if self._queue not in self._shared.idle:
+                text = f"the breaker of queue {self._queue} is open: not waiting for its messages"
+                telemetry.warning("worker.gave_up", text, queue=self._queue)
         elif outlook.due_in is not None and outlook.due_in.total_seconds() < _SOON and not outlook.paused:
             return
         if not leases:

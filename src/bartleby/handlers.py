@@ -123,8 +123,9 @@ def _parameters(function: Callable[..., Any], name: str, *, in_batch: bool) -> t
                 hint="def handle(order: Order, message: Message)",
             )
         return None, False
+    second = hints.get(parameters[1].name) if len(parameters) > 1 else None
     try:
-        return converter(first), len(required) > 1
+        return converter(first), len(required) > 1 or second is Message or Message in typing.get_args(second)
     except TypeError as error:
         raise InvalidHandler(f"{name}: no payload can be {first!r}: {error}") from None
 

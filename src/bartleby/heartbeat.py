@@ -72,7 +72,10 @@ class Heartbeat:
         while True:
             leases = list(self._held.values())
             link.deadline = min(10.0, max(1.0, self._shortest() / 3))
-            await self._renew(link, leases)
+            try:
+                await self._renew(link, leases)
+            except Exception as error:  # noqa: BLE001 - whatever it is, leases must be renewed
+                telemetry.error("heartbeat.failed", f"{type(error).__name__}: {error}")
             await asyncio.sleep(self._pause())
 
     def _shortest(self) -> float:

@@ -4,10 +4,20 @@ from bartleby.execute import Failed, Released, Settlement
 from bartleby.message import LeaseId, Message
 
 
+class Backlog:
+    """How many messages of a lane are finished and not yet settled."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Held:
     """A lease and its messages. Only the worker's event loop changes it, but for what the heartbeat renews."""
 
     __slots__ = (
+        "backlog",
         "deadline",
         "done",
         "extended",
@@ -22,9 +32,20 @@ class Held:
         "solo",
     )
 
-    def __init__(self, lease_id: LeaseId, queue: str, size: int, length: float, granted: float, *, solo: bool) -> None:
+    def __init__(
+        self,
+        lease_id: LeaseId,
+        queue: str,
+        size: int,
+        length: float,
+        granted: float,
+        *,
+        solo: bool,
+        backlog: Backlog | None = None,
+    ) -> None:
         self.id = lease_id
         self.queue = queue
+        self.backlog = backlog or Backlog()
         self.size = size
         self.left = size
         self.length = length
@@ -40,6 +61,7 @@ class Held:
     def finish(self, message: Message, settlement: Settlement) -> None:
         """Remember what becomes of one message."""
         self.left -= 1
+        self.backlog.count += 1
         if settlement is None:
             self.done.append(message.position)
         elif isinstance(settlement, Failed):

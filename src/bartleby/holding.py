@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import psycopg
 
@@ -20,16 +20,21 @@ from bartleby.settling import Settler
 
 _PUT_BACK_EVERY = 2.0
 _PATIENT, _MOST_PATIENT = 5.0, 600.0
+_ALONE_IN_A_ROW = 2.0
+_ELSEWHERE = 10.0  # another worker may have the room for it
+
+Following = Callable[[], Awaitable[tuple[Held, list[Message]] | None]]
 
 
 class Holding:
     """Every lease of this process, the lanes its messages run in, and what settles and renews it."""
 
-    def __init__(self, settings: Settings, link: Link) -> None:
+    def __init__(self, settings: Settings, link: Link, stopping: asyncio.Event) -> None:
+        self.stopping = stopping
         self.lanes: dict[str, Lane] = {}
         self.leases: dict[int, Held] = {}
         self._link = link
-        self.settler = Settler(link, self._settled, self._given_up)
+        self.settler = Settler(link, self._progress, self._settled, self._given_up)
         self._heartbeat = Heartbeat(settings, self._lost_elsewhere)
         self._solo_over = asyncio.Event()
         self._patience = _PATIENT
@@ -49,7 +54,8 @@ class Holding:
 
     def hold(self, lease: Lease, queue: str, length: float, asked: float) -> Held:
         """Hold what a claim handed out; `asked` is when the claim left."""
-        held = Held(lease.id, queue, len(lease), length, asked, solo=lease.messages[0].solo)
+        backlog = self.lanes[queue].backlog
+        held = Held(lease.id, queue, len(lease), length, asked, solo=lease.messages[0].solo, backlog=backlog)
         self.leases[held.id] = held
         self._heartbeat.hold(held)
         return held
@@ -86,26 +92,46 @@ class Holding:
                     await asyncio.sleep(0.005)
         return not self.running()
 
-    async def run_alone(self, lane: Lane, held: Held, messages: list[Message], stopping: asyncio.Event) -> None:
-        """Run a message that may have killed a worker when nothing else is in this process for it to harm."""
+    async def run_alone(self, lane: Lane, held: Held, messages: list[Message], following: Following) -> None:
+        """Run a message that may have killed a worker when nothing else is in this process for it to harm.
+
+        Then, for a while, those that `following` brings: emptying the process is dear, and they come in numbers.
+        """
         if (later := self._alone_again - time.monotonic()) > 0:
-            self.put_back([(held, message) for message in messages], "it cannot run alone here soon", later)
+            why = "it cannot run alone here soon"
+            self.put_back([(held, message) for message in messages], why, min(later, _ELSEWHERE))
             return
         self.pause("made room for a message that has to run alone")
-        quiet = await self.quiet(stopping, self._patience)
-        await until_either(self.settler.flush(), stopping)
-        if not quiet or stopping.is_set() or not await self._started(held):
-            delay = self._tried_in_vain() if not quiet else 1.0
-            self.put_back([(held, message) for message in messages], "it could not run alone here", delay)
-        elif not held.lost:
-            self._patience = _PATIENT
+        try:
+            quiet = await self.quiet(self.stopping, self._patience)
+            await until_either(self.settler.flush(), self.stopping)
+            if quiet:
+                self._patience = _PATIENT
+                await self._run_all_alone(lane, held, messages, following)
+            else:
+                delay = self._tried_in_vain()
+                self.put_back([(held, message) for message in messages], "it could not run alone here", delay)
+        finally:
+            if not self.stopping.is_set():
+                for each in self.lanes.values():
+                    each.resume()
+
+    async def _run_all_alone(self, lane: Lane, held: Held, messages: list[Message], following: Following) -> None:
+        end = time.monotonic() + _ALONE_IN_A_ROW
+        while held.solo and messages:
+            if self.stopping.is_set() or not await self._started(held):
+                self.put_back([(held, message) for message in messages], "it could not run alone here", 1.0)
+                return
             self._solo_over.clear()
-            lane.resume()
-            lane.put(held, messages)
-            await until_either(self._solo_over.wait(), stopping)
-        if not stopping.is_set():
-            for each in self.lanes.values():
-                each.resume()
+            if not held.lost:
+                lane.put(held, messages)
+                lane.resume()
+                await until_either(self._solo_over.wait(), self.stopping)
+                lane.pause()
+            if time.monotonic() > end or self.stopping.is_set() or (next_one := await following()) is None:
+                return
+            held, messages = next_one
+        lane.put(held, messages)
 
     def _tried_in_vain(self) -> float:
         # More patient each time, so that handlers that take long do not keep it from its turn for ever; but standing
@@ -113,7 +139,7 @@ class Holding:
         delay = 2 * self._patience
         self._alone_again = time.monotonic() + delay
         self._patience = min(_MOST_PATIENT, 2 * self._patience)
-        return delay
+        return min(delay, _ELSEWHERE)
 
     async def _started(self, held: Held) -> bool:
         # from here on the message is to blame if the lease lapses
@@ -136,6 +162,9 @@ class Holding:
             await asyncio.sleep(_PUT_BACK_EVERY)
             for lane in self.lanes.values():
                 self.put_back(lane.too_much(_PUT_BACK_EVERY), "the handler has become slow: others may be faster")
+
+    def _progress(self, held: Held) -> None:
+        self.lanes[held.queue].wanted.set()
 
     def _settled(self, held: Held) -> None:
         self._heartbeat.forget(held)

@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from bartleby.execute import Executor, Released, Settlement
-from bartleby.held import Held
+from bartleby.held import Backlog, Held
 from bartleby.message import Message
 
 _AHEAD_SECONDS = 0.25
 _YIELD_EVERY = 64
+_BACKLOG = 4
 _HEARTBEAT_LOOKS = 0.02
 
 CANCELLED = Released(0.0, "the worker cancelled it")
@@ -35,6 +36,7 @@ class Lane:
         self.wanted = asyncio.Event()
         """Set when there is room for another claim."""
         self._enough = -1
+        self.backlog = Backlog()
         self._capacity = concurrency * (self.handler.batch or 1)
         # two counters, each moved by one side only: threads begin, the event loop ends
         self._begun = 0
@@ -71,6 +73,10 @@ class Lane:
 
     def room(self) -> int:
         """Return how many messages to claim now; if 0, `wanted` is set as soon as there is room."""
+        if self.backlog.count > _BACKLOG * self.claim_limit:
+            # the database takes settlements more slowly than the handlers make them
+            self.wanted.clear()
+            return 0
         ahead = 0
         if self._seconds is not None:
             ahead = min(2 * self.claim_limit, int(self._capacity * _AHEAD_SECONDS / max(self._seconds, 1e-6)))
@@ -195,9 +201,9 @@ class CoroutineLane(Lane):
 
     def _task_over(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
+        self.kick()
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
-        self.kick()
 
     async def _work(self) -> None:
         task = asyncio.current_task()
@@ -233,9 +239,9 @@ class CoroutineLane(Lane):
             if task in self._unwanted:
                 return [CANCELLED for _ in items]
             # nobody but the handler itself can have done that
-            return [self.executor.judge(message, error) for _, message in items]
+            return self.executor.judge_all([message for _, message in items], error)
         except Exception as error:  # noqa: BLE001 - the last guard: what nobody settles would be leased for ever
-            return [self.executor.judge(message, error) for _, message in items]
+            return self.executor.judge_all([message for _, message in items], error)
         finally:
             self._inside -= 1
             self._ended += len(items)

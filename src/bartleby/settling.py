@@ -18,7 +18,7 @@ from typing import TypeVar
 import psycopg
 
 from bartleby import calls, telemetry
-from bartleby.breaker import Window
+from bartleby.breaker import Storm, Window
 from bartleby.calls import Call
 from bartleby.errors import BartlebyError, InvalidArgument, LeaseLost
 from bartleby.execute import Failed, Released
@@ -37,8 +37,15 @@ _LONGEST_PAUSE = 1.0
 class Settler:
     """Settles leases one after another, on one connection."""
 
-    def __init__(self, link: Link, on_settled: Callable[[Held], None], on_refused: Callable[[Held], None]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        on_progress: Callable[[Held], None],
+        on_settled: Callable[[Held], None],
+        on_refused: Callable[[Held], None],
+    ) -> None:
         self._link = link
+        self._on_progress = on_progress
         self._on_settled = on_settled
         self._on_refused = on_refused
         self.counts: Counter[str] = Counter()
@@ -102,14 +109,18 @@ class Settler:
 
     async def _settle(self, held: Held) -> None:
         done, failed, released = held.take()
-        await self._watch(held, len(done), failed, released)
-        if done:
-            whole = len(done) == held.size
-            await self._acked(held, None if whole else done, len(done))
-        if failed:
-            await self._failed(held, failed)
-        if released:
-            await self._released(held, released)
+        try:
+            await self._watch(held, len(done), failed, released)
+            if done:
+                whole = len(done) == held.size
+                await self._acked(held, None if whole else done, len(done))
+            if failed:
+                await self._failed(held, failed)
+            if released:
+                await self._released(held, released)
+        finally:
+            held.backlog.count -= len(done) + len(failed) + len(released)
+            self._on_progress(held)
         if held.left <= 0 and not held.unsettled():
             self._on_settled(held)
 
@@ -133,12 +144,20 @@ class Settler:
             if release.suspicion:
                 window.failed(message.id, release.suspicion, release.why, now)
         if (failed or released) and (storm := window.storm(now)) is not None:
-            if await self._insist(held, calls.open_breaker(held.queue, storm.cause, storm.over)):
+            if await self._opened(held, storm):
                 self.storms.add(held.queue)
                 telemetry.warning(
                     "breaker.opened", f"the breaker of queue {held.queue} is open: {storm.cause}", queue=held.queue
                 )
             window.reset()
+
+    async def _opened(self, held: Held, storm: Storm) -> bool:
+        try:
+            return await self._insist(held, calls.open_breaker(held.queue, storm.cause, storm.over))
+        except (psycopg.Error, BartlebyError, OSError) as error:
+            # the settlements that wait behind this are worth more
+            telemetry.error("breaker.failed", str(error), queue=held.queue)
+            return False
 
     async def _acked(self, held: Held, positions: list[int] | None, count: int) -> None:
         try:

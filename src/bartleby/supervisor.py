@@ -51,9 +51,7 @@ class Supervisor:
             if self._asked:
                 place.finished = True
             elif not place.finished and time.monotonic() >= place.start_at:
-                # a session of its own: Ctrl-C reaches the children through us, once
-                place.process = subprocess.Popen(self._command, env=self._environment, start_new_session=True)
-                place.started = time.monotonic()
+                place.start(self._command, self._environment)
         elif process.poll() is not None:
             place.process = None
             if process.returncode == 0 or self._asked:
@@ -83,6 +81,15 @@ class _Place:
         self.pause = 0.05
         self.started = 0.0
         self.start_at = 0.0
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.started = time.monotonic()
+        try:
+            # a session of its own: Ctrl-C reaches the children through us, once
+            self.process = subprocess.Popen(command, env=environment, start_new_session=True)
+        except OSError as error:
+            self.start_at = self.started + _LONGEST_PAUSE
+            telemetry.warning("worker.not_started", str(error))
 
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:

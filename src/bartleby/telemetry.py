@@ -16,7 +16,8 @@ _LOGGER = logging.getLogger("bartleby")
 def event(name: str, text: str, *, level: int = logging.INFO, **fields: Any) -> None:  # noqa: ANN401 - whatever tells
     """Tell that something happened: its name for programs, a sentence for people, and the facts."""
     if _LOGGER.isEnabledFor(level):
-        _LOGGER.log(level, text, extra={"event": name, "fields": fields})
+        # cleaned here: the user's own formatter may not do so
+        _LOGGER.log(level, "%s", _one_line(text), extra={"event": name, "fields": fields})
 
 
 def warning(name: str, text: str, **fields: Any) -> None:  # noqa: ANN401 - whatever tells

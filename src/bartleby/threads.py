@@ -182,7 +182,7 @@ class ThreadLane(Lane):
                 return (self.executor.run_here(items[0][1]),)
             return self.executor.run_batch_here([message for _, message in items])
         except Exception as error:  # noqa: BLE001 - the last guard: what nobody settles would be leased for ever
-            return [self.executor.judge(message, error) for _, message in items]
+            return self.executor.judge_all([message for _, message in items], error)
 
     def _tell(self, run: Run, settlements: Sequence[Settlement]) -> None:
         self._outcomes.append((run, settlements, time.monotonic() - run.began))
@@ -211,9 +211,9 @@ class ThreadLane(Lane):
     def _time_out(self, limit: float) -> None:
         now = time.monotonic()
         for thread, run in list(self._runs.items()):
-            if now - run.began > limit:
+            if not run.over and now - run.began > limit:
                 error = TimeoutError(late(limit)).with_traceback(_where(thread))
-                self._interrupt(thread, run, [self.executor.judge(message, error) for _, message in run.items])
+                self._interrupt(thread, run, self.executor.judge_all([message for _, message in run.items], error))
 
     def _interrupt(self, thread: int, run: Run, settlements: Sequence[Settlement]) -> None:
         with run.lock:

@@ -64,14 +64,15 @@ class Worker:
         self._grace = grace
         self._now = asyncio.Event()
         self._settles = Link(app.settings, "settles")
-        claims = Link(app.settings, "claims")
+        claims, stopping = Link(app.settings, "claims"), asyncio.Event()
         self._shared = Shared(
             app=app,
             worker=self.name,
             link=claims,
             terms=Terms(claims),
             listener=Listener(app.settings, [handler.queue for handler in self._handlers]),
-            holding=Holding(app.settings, self._settles),
+            holding=Holding(app.settings, self._settles, stopping),
+            stopping=stopping,
             poll=poll,
             until_idle=until_idle,
         )

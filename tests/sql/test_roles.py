@@ -24,7 +24,7 @@ from tests.sql.support import (
     value,
 )
 
-PRODUCER = {"mark_handled", "send", "send_many", "version"}
+PRODUCER = {"send", "send_many", "version"}
 WORKER = PRODUCER | {
     "ack",
     "channel",
@@ -36,6 +36,7 @@ WORKER = PRODUCER | {
     "idle",
     "lease_length",
     "leave_duty",
+    "mark_handled",
     "open_breaker",
     "outlook",
     "prune",
@@ -136,8 +137,9 @@ DEEDS: dict[str, Deed] = {
         "create or replace function bartleby.version() returns text language sql as $$ select 'mine' $$"
     ),
 }
-SEND = {"send", "send many", "mark as handled", "ask for the version"}
+SEND = {"send", "send many", "ask for the version"}
 WORK = SEND | {
+    "mark as handled",
     "claim", "work", "reap", "turn", "prune", "take a duty", "leave a duty", "ask how long a lease is",
     "ask for the outlook", "ask what is handled", "open the breaker",
 }  # fmt: skip

@@ -12,7 +12,7 @@ from bartleby import Message
 from bartleby.execute import Executor, Failed, Released, Settlement
 from bartleby.failure import Recorder
 from bartleby.handlers import handler
-from bartleby.held import Held
+from bartleby.held import Backlog, Held
 from bartleby.lanes import CANCELLED, CoroutineLane, Pace
 from bartleby.message import LeaseId, MessageId, Position
 
@@ -58,7 +58,7 @@ class Collected:
 
 
 def lease(size: int, number: int = 7, length: float = 60) -> Held:
-    return Held(LeaseId(number), "orders", size, length, time.monotonic(), solo=False)
+    return Held(LeaseId(number), "orders", size, length, time.monotonic(), solo=False, backlog=Backlog())
 
 
 def lane_of(

@@ -27,9 +27,9 @@ revoke all on type bartleby.probe, bartleby.segment_size from public;
 
 do $$
 declare
-  v_producer text[] := '{send,send_many,mark_handled,version}';
+  v_producer text[] := '{send,send_many,version}';
   v_worker text[] := '{claim,start,extend,idle,channel,lease_length,outlook,ack,fail,reject,release,open_breaker,handled_keys,reap,
-    turn,prune,take_duty,leave_duty,version,clock}';
+    turn,prune,take_duty,leave_duty,version,clock,mark_handled}';
   v_reader text[] := '{queue_stats,segments,unsettled,last_message_id,version,drift}';
   v_operator text[] := '{create_queue,configure_queue,drop_queue,pause_queue,resume_queue,close_breaker,
     force_breaker,replay}';

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from bartleby.telemetry import Lines
 
@@ -95,6 +95,9 @@ class _Above(io.TextIOBase):
         self._status.partial = not text.endswith("\n")
         self._status.redraw()
         return written
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a stream has
+        return getattr(self._stdout, name)
 
     def flush(self) -> None:
         """Nothing is kept back."""
