@@ -267,3 +267,30 @@ def test_a_solo_message_beside_a_handler_without_end_does_not_stop_the_other_que
             until(lambda: running.worker.counts["done"] >= 5, 8)
         finally:
             go.set()
+
+
+@pytest.mark.xfail(reason="R29: nobody looks between two of them")
+def test_solo_messages_in_a_row_do_not_meet_what_one_of_them_left_behind(app: Bartleby, conn: Conn) -> None:
+    """The first times out inside C: its message is settled, but its thread is still in the process."""
+    stuck, inside, beside = threading.Lock(), threading.Event(), threading.Event()
+    stuck.acquire()
+    runs: list[int] = []
+
+    @app.handler("orders", timeout=0.1, retry={"max_attempts": 1})
+    def handle(message: Message) -> None:
+        runs.append(message.id)
+        if len(runs) == 1:
+            inside.set()
+            stuck.acquire(timeout=10)
+            inside.clear()
+        elif inside.is_set():
+            beside.set()
+
+    make_solo(app, conn, "orders", 2)
+    app.client.resume_queue("orders")
+    with working(app) as running:
+        until(lambda: running.worker.counts["dead"] == 1)
+        # the other has its chance now: settled or put back, but not run beside the first
+        until(lambda: running.worker.counts["done"] or running.worker.counts["released"], 10)
+        stuck.release()
+    assert not beside.is_set()

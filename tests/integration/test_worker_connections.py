@@ -336,6 +336,30 @@ def test_a_claim_that_is_refused_charges_nobody_and_is_tried_again(app: Bartleby
     assert row(conn, "select count(*) from bartleby.attempts") == 0
 
 
+@pytest.mark.parametrize("awaited", [False, True])
+def test_what_cannot_be_settled_is_not_piled_up_without_end(app: Bartleby, conn: Conn, awaited: bool) -> None:
+    """Quick handlers and a database that takes no acks: claims wait, and go on when it does."""
+    runs: list[object] = []
+
+    def handle(message: Message) -> None:
+        runs.append(message.payload)
+
+    async def handle_awaited(message: Message) -> None:
+        runs.append(message.payload)
+
+    app.handler("orders", concurrency=10)(handle_awaited if awaited else handle)
+    fill(app, 3000)
+    refuse(conn, "ack", "53100")
+    with working(app, claim_limit=50) as running:
+        until(lambda: row(conn, "select last_value > 4 from refusals"))
+        before = len(runs)
+        until(lambda: row(conn, "select last_value > 5 from refusals"))
+        assert len(runs) == before <= 1000
+        accept(conn, "ack")
+        until(lambda: running.worker.counts["done"] == 3000)
+    assert sorted(runs) == list(range(3000))  # type: ignore[type-var]
+
+
 def refuse(conn: Conn, name: str, sqlstate: str) -> None:
     """Let a function of the core fail, and count how often it was tried."""
     conn.execute("create sequence refusals; grant all on refusals to public")
