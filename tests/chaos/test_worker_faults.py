@@ -153,7 +153,7 @@ def test_networks_that_swallow_everything_or_all_answers(
                 time.sleep(on.rng.choice([0.1, LEASE / 2, LEASE + REAP]))
                 networks[number].heal()
                 on.fault("network", since, pids[number])
-        innocent(on)
+        innocent(on, 40 + 2 * seconds)
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["cut", "hanging"])
