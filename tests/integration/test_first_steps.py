@@ -1,5 +1,7 @@
 """What a newcomer stumbled over once: forgotten parentheses, no database, no role, an old schema, an unknown type."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ import pytest
 from bartleby import Bartleby, InvalidHandler, InvalidPolicy, InvalidSettings, Message, VersionMismatch, dev
 from bartleby.version import __version__
 from tests.integration.commands import Done
-from tests.integration.worker_kit import drain, row, state
+from tests.integration.worker_kit import ENVIRONMENT, drain, row, state
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 Bartlebys = Callable[..., Done]
@@ -66,6 +68,40 @@ def test_a_wrong_policy_names_its_handler() -> None:
 
         @Bartleby().handler("orders", retry={"max_attempt": 3})
         def handle(message: Message) -> None: ...
+
+
+# Applications that cannot be imported
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import nothing_like_this\n", ["No module named 'nothing_like_this'", "line 1"]),
+        ("from bartleby import Bartleby\n1 / 0\n", ["ZeroDivisionError", "line 2"]),
+        ("app = Bartleby(\n", ["SyntaxError", "line 1"]),
+        ("raise SystemError('gone')\n", ["SystemError: gone"]),
+    ],
+)
+def test_an_application_that_cannot_be_imported_shows_only_its_own_lines(
+    tmp_path: Path, source: str, says: list[str]
+) -> None:
+    (tmp_path / "inner.py").write_text(source)
+    (tmp_path / "outer.py").write_text("import inner\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "bartleby", "--dsn", "postgresql://127.0.0.1:1/x", "work", "outer:app"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    for each in (*says, "inner.py"):
+        assert each in done.stderr
+    for each in ("importlib", "work.py", "click"):
+        assert each not in done.stderr
+    assert "bartleby: outer cannot be imported: " in done.stderr
 
 
 # The database

@@ -1,11 +1,12 @@
 """Defects that a worker had once: lanes that slept for ever, and settlements that cost others theirs."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from bartleby import Bartleby, Message, Retry, Snooze, outcomes
+from bartleby import Bartleby, Message, Retry, Snooze, heartbeat, outcomes
 from tests.integration.guards_kit import BOTH, Conn, endless, handled_by, make_solo, refused
 from tests.integration.worker_kit import Told, drain, lapse, state, until, working
 
@@ -147,3 +148,28 @@ def test_a_settlement_that_cannot_be_taken_costs_no_other_its_own(
         assert state(conn) == (0, 1, 3, 0)
     assert [record.fields["messages"] for record in told.of("settlement.refused")] == [1]  # type: ignore[attr-defined]
     assert not told.of("settlement.impossible")
+
+
+# A loop that is blocked
+
+
+def test_a_handler_that_blocks_the_loop_is_told_of_once(app: Bartleby, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "_STUCK", 0.6)
+    free = threading.Event()
+
+    @app.handler("orders", concurrency=1)
+    async def handle(message: Message) -> None:
+        free.wait(message.payload)
+
+    with Told.listening() as told, working(app) as running:
+        app.send("orders", 0.01)
+        until(lambda: running.worker.counts["done"] == 1)
+        assert not told.of("loop.blocked")
+        app.send("orders", 10)
+        until(lambda: told.of("loop.blocked"), 5)
+        began = time.monotonic()
+        until(lambda: time.monotonic() - began > 0.5)  # two more beats, which say nothing
+        free.set()
+        until(lambda: running.worker.counts["done"] == 2)
+        (record,) = told.of("loop.blocked")
+    assert "declare it with def, or await" in record.getMessage()

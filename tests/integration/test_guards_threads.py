@@ -92,7 +92,9 @@ def test_a_thread_that_does_not_come_back_holds_up_neither_solo_messages_nor_the
 def test_threads_that_do_not_come_back_are_replaced_once_and_told_of(app: Bartleby, conn: Conn, told: Told) -> None:
     go, ran = threading.Event(), threading.Semaphore(0)
 
-    @app.handler("orders", timeout=0.05, retry={"max_attempts": 1}, concurrency=2)
+    @app.handler(
+        "orders", timeout=0.3, retry={"max_attempts": 1}, concurrency=2
+    )  # so slow that it claims nothing ahead
     def handle(message: Message) -> None:
         if message.payload == "stuck":
             go.wait()
