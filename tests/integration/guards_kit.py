@@ -17,15 +17,15 @@ Conn = psycopg.Connection[tuple[Any, ...]]
 BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["def", "async def"])
 
 
-def make_solo(app: Bartleby, conn: Conn, queue: str) -> int:
-    """Send a message whose first worker dies, so that it comes back to run alone; the queue is paused then."""
+def make_solo(app: Bartleby, conn: Conn, queue: str, count: int = 1) -> int:
+    """Send messages whose first worker dies, so that they come back to run alone; the queue is paused then."""
     app.client.create_queue(queue)
-    sent = app.send(queue, "solo")
+    sent = list(app.send_many(queue, [{"payload": "solo"}] * count))
     with Client(app.settings.dsn) as victim:
-        assert victim.claim(queue, "victim") is not None
+        assert victim.claim(queue, "victim", limit=count) is not None
     lapse(conn)
     app.client.pause_queue(queue)
-    return sent
+    return sent[0]
 
 
 def handled_by(app: Bartleby, handle: Callable[[Message], object], *, awaited: bool, **options: Any) -> None:
