@@ -131,7 +131,7 @@ def test_a_thread_that_does_not_come_back_is_looked_at_once(
     assert judged == [5]
 
 
-def test_until_idle_says_once_that_it_does_not_wait_for_a_breaker(app: Bartleby, told: Told) -> None:
+def test_until_idle_does_not_say_at_every_look_that_it_does_not_wait_for_a_breaker(app: Bartleby, told: Told) -> None:
     app.handler("orders")(print)
     tries: list[float] = []
 
@@ -146,7 +146,8 @@ def test_until_idle_says_once_that_it_does_not_wait_for_a_breaker(app: Bartleby,
     app.send("others", 1)
     app.client.force_breaker("orders", actor="me", reason="a test")
     assert drain(app) == {"retried": 2, "done": 1}
-    assert len(told.of("worker.gave_up")) <= len(tries) + 1
+    # once, and perhaps again after each claim; it looked dozens of times
+    assert 1 <= len(told.of("worker.gave_up")) < 10
 
 
 # What an application hands over
