@@ -83,6 +83,9 @@ class Holding:
         """Return how many messages are with handlers whose end is awaited."""
         return sum(lane.running - lane.stuck for lane in self.lanes.values())
 
+    def _all_running(self) -> int:
+        return sum(lane.running for lane in self.lanes.values())
+
     async def quiet(self, enough: asyncio.Event, seconds: float) -> bool:
         """Return whether nothing runs any more, at the latest when it is enough or time is up."""
         with contextlib.suppress(TimeoutError):
@@ -117,9 +120,10 @@ class Holding:
                     each.resume()
 
     async def _run_all_alone(self, lane: Lane, held: Held, messages: list[Message], following: Following) -> None:
-        end = time.monotonic() + _ALONE_IN_A_ROW
+        end, left_behind = time.monotonic() + _ALONE_IN_A_ROW, self._all_running()
         while held.solo and messages:
-            if self.stopping.is_set() or not await self._started(held):
+            # one that was given up may still be at it, in a thread that nobody can stop
+            if self.stopping.is_set() or self._all_running() > left_behind or not await self._started(held):
                 self.put_back([(held, message) for message in messages], "it could not run alone here", 1.0)
                 return
             self._solo_over.clear()
@@ -136,6 +140,8 @@ class Holding:
     def _tried_in_vain(self) -> float:
         # More patient each time, so that handlers that take long do not keep it from its turn for ever; but standing
         # still is never more than a third of the time, for there may be one that has no end.
+        if self.stopping.is_set():
+            return 0.0
         delay = 2 * self._patience
         self._alone_again = time.monotonic() + delay
         self._patience = min(_MOST_PATIENT, 2 * self._patience)

@@ -32,7 +32,7 @@ class Lane:
         self.executor = executor
         self.handler = executor.handler
         self.concurrency = concurrency
-        self.claim_limit = batch
+        self.claim_limit = max(batch, self.handler.batch or 1)
         self.wanted = asyncio.Event()
         """Set when there is room for another claim."""
         self._enough = -1
@@ -82,7 +82,7 @@ class Lane:
             ahead = min(2 * self.claim_limit, int(self._capacity * _AHEAD_SECONDS / max(self._seconds, 1e-6)))
         target = self._capacity + ahead
         if self._pace is not None:
-            target = min(target, max(1, int(self._pace.rate)))
+            target = min(target, max(1, int(self._pace.rate)) * (self.handler.batch or 1))
         enough = max(min(self._capacity, target) - 1, target // 2)
         have = self.running - self.stuck + len(self._buffer)
         if have <= enough:

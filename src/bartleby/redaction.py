@@ -17,7 +17,7 @@ _KEY = (
     r"|encryption[_-]?key|signing[_-]?key|account[_-]?key|auth[_-]?key|shared[_-]?key"
     r"|(?:access|refresh|auth|id|session|csrf|api|bearer|security|deploy)[_-]?token)"
 )
-SECRET_NAME = re.compile(rf"(?i){_KEY}|token")
+SECRET_NAME = re.compile(rf"(?i){_KEY}|token|authori[sz]ation|cookie|jwt|\b(?:auth|pin|ssn|cvv|cvc|iban)\b|card_?n")
 """Finds a name whose value is nobody's business."""
 _CARD = re.compile(
     r"(?<![\w.])(?:\d{4}[ -]\d{4}[ -]\d{4}[ -]\d{1,7}|\d{4}[ -]\d{6}[ -]\d{5}|[2-6]\d{12,15})(?![\w.]\d)"

@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-import io
 import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from bartleby.telemetry import Lines
 
@@ -50,15 +49,14 @@ class StatusLine(logging.StreamHandler):  # type: ignore[type-arg] # generic onl
     @contextlib.contextmanager
     def above(self) -> Iterator[None]:
         """Let what handlers print appear above the status line."""
-        if not sys.stdout.isatty():
-            yield
-            return
-        stdout = sys.stdout
-        sys.stdout = _Above(stdout, self)
+        stdout, stderr = sys.stdout, sys.stderr
+        if stdout.isatty():
+            sys.stdout = cast("TextIO", _Above(stdout, self))
+        sys.stderr = cast("TextIO", _Above(stderr, self))
         try:
             yield
         finally:
-            sys.stdout = stdout
+            sys.stdout, sys.stderr = stdout, stderr
 
     def clear(self) -> None:
         """Take the status line away."""
@@ -80,35 +78,28 @@ class StatusLine(logging.StreamHandler):  # type: ignore[type-arg] # generic onl
         self.redraw()
 
 
-class _Above(io.TextIOBase):
-    """Standard output while there is a status line; the line comes back when a line was finished."""
+class _Above:
+    """A stream while there is a status line; the line comes back when a line was finished."""
 
-    def __init__(self, stdout: TextIO, status: StatusLine) -> None:
-        self._stdout = stdout
+    def __init__(self, stream: TextIO, status: StatusLine) -> None:
+        self._stream = stream
         self._status = status
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a stream has
+        return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         """Write above the status line."""
         self._status.clear()
-        written = self._stdout.write(text)
-        self._stdout.flush()
+        written = self._stream.write(text)
+        self._stream.flush()
         self._status.partial = not text.endswith("\n")
         self._status.redraw()
         return written
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a stream has
-        return getattr(self._stdout, name)
-
-    def flush(self) -> None:
-        """Nothing is kept back."""
-
-    def isatty(self) -> bool:
-        """It is one."""
-        return True
-
-    def fileno(self) -> int:
-        """As standard output has it."""
-        return self._stdout.fileno()
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write them above the status line."""
+        self.write("".join(lines))
 
 
 def _counts(worker: "Worker") -> str:
