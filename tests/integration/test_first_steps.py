@@ -1,26 +1,20 @@
-"""What a newcomer stumbled over once: forgotten parentheses, no database, no role, an old schema, an unknown type."""
+"""What a newcomer stumbled over once: forgotten parentheses, no database, no role, an old schema."""
 
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from decimal import Decimal
-from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from uuid import UUID
 
 import psycopg
-import pydantic
 import pytest
 
 from bartleby import Bartleby, InvalidHandler, InvalidPolicy, InvalidSettings, Message, VersionMismatch, dev
 from bartleby.version import __version__
 from tests.integration.commands import Done
-from tests.integration.worker_kit import ENVIRONMENT, drain, row, state
+from tests.integration.worker_kit import ENVIRONMENT, drain, state
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 Bartlebys = Callable[..., Done]
@@ -249,71 +243,3 @@ def test_doctor_goes_on_where_it_may_not_look(
     assert ("segments" in denied) == (roles != ("bartleby_reader",))
     assert denied <= {"version", "drift", "segments"}
     assert all("bartleby_reader" in found[name]["text"] for name in denied)
-
-
-# Typed payloads, there and back
-
-
-class Kind(Enum):
-    PARCEL = "parcel"
-
-
-@dataclass
-class Item:
-    name: str
-    price: Decimal
-
-
-@dataclass
-class Order:
-    id: UUID
-    kind: Kind
-    placed: datetime
-    items: list[Item]
-    notes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-
-
-class Parcel(pydantic.BaseModel):
-    id: UUID
-    weight: Decimal
-    sent: datetime
-
-
-ORDER = Order(
-    UUID(int=7), Kind.PARCEL, datetime(2026, 1, 2, 3, 4, 5, 6, UTC), [Item("ink", Decimal("1.10"))], {"a": (1, 2)}
-)
-PARCEL = Parcel(id=UUID(int=8), weight=Decimal("0.30"), sent=datetime(2026, 1, 2, tzinfo=UTC))
-
-
-@pytest.mark.parametrize("how", ["send", "send_many", "connection", "client"])
-@pytest.mark.parametrize(("kind", "payload"), [(Order, ORDER), (Parcel, PARCEL)], ids=["dataclass", "pydantic"])
-def test_what_is_sent_typed_arrives_typed(
-    app: Bartleby, dsn: str, *, how: str, kind: type[object], payload: object
-) -> None:
-    seen: list[object] = []
-
-    def handle(order: object) -> None:
-        seen.append(order)
-
-    handle.__annotations__["order"] = kind
-    app.handler("orders")(handle)
-    match how:
-        case "send":
-            app.send("orders", payload)
-        case "send_many":
-            app.send_many("orders", [{"payload": payload}])
-        case "client":
-            app.client.send("orders", payload)
-        case _:
-            with psycopg.connect(dsn) as mine:
-                app.send("orders", payload, connection=mine)
-    assert drain(app) == {"done": 1}
-    assert seen == [payload]
-
-
-def test_what_cannot_be_sent_still_says_so(app: Bartleby, conn: Conn) -> None:
-    for payload in (object(), Order, {"order": ORDER}):
-        with pytest.raises(Exception, match="JSON") as caught:
-            app.send("orders", payload)
-        assert type(caught.value).__module__.startswith("bartleby")
-    assert row(conn, "select count(*) from bartleby.log") == 0
