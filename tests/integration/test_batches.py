@@ -405,7 +405,6 @@ def test_already_handled_that_names_no_message_acks_none(app: Bartleby, conn: Co
     assert drain(app) == {"dead": 3}
 
 
-@pytest.mark.xfail(reason="R28: the rate is taken for messages")
 @BOTH
 def test_a_rate_counts_batches_and_leaves_them_full(app: Bartleby, awaited: bool) -> None:
     calls = batch_handler(app, lambda messages: [None for _ in messages], awaited=awaited, batch=50, rate=5)
@@ -415,7 +414,6 @@ def test_a_rate_counts_batches_and_leaves_them_full(app: Bartleby, awaited: bool
     assert len(calls) <= 4, [len(call) for call in calls]
 
 
-@pytest.mark.xfail(reason="R28: a claim is 500")
 @BOTH
 def test_a_batch_may_be_larger_than_a_claim(app: Bartleby, awaited: bool) -> None:
     calls = batch_handler(app, lambda messages: [None for _ in messages], awaited=awaited, batch=1200)

@@ -269,7 +269,6 @@ def test_a_solo_message_beside_a_handler_without_end_does_not_stop_the_other_que
             go.set()
 
 
-@pytest.mark.xfail(reason="R29: nobody looks between two of them")
 def test_solo_messages_in_a_row_do_not_meet_what_one_of_them_left_behind(app: Bartleby, conn: Conn) -> None:
     """The first times out inside C: its message is settled, but its thread is still in the process."""
     stuck, inside, beside = threading.Lock(), threading.Event(), threading.Event()
