@@ -1,18 +1,16 @@
-"""A pgbouncer in transaction mode before the server, for what has to work through one."""
+"""A pgbouncer in transaction mode before a server, for what has to work through one."""
 
 import contextlib
 import os
 import shutil
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from psycopg.conninfo import make_conninfo
-
-from bartleby import binaries
-from bench.lab import Lab
+from bartleby import binaries, dev
 
 INI = """
 [databases]
@@ -26,51 +24,52 @@ auth_type = scram-sha-256
 auth_file = {folder}/users
 pool_mode = transaction
 default_pool_size = 10
+server_round_robin = 1
 """
 
 
+def program() -> str | None:
+    """Where pgbouncer is; Debian has it where only root looks."""
+    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin")
+
+
 @contextlib.contextmanager
-def pooled(lab: Lab, database: str) -> Iterator[str | None]:
-    """A connection string that leads through the pooler, or None where there is no pgbouncer."""
-    program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin")
-    if program is None:
-        yield None
-        return
-    folder = Path(tempfile.mkdtemp(prefix="bartleby-pgbouncer-"))
+def pgbouncer(server: dev.Server, parent: Path | None = None) -> Iterator[int]:
+    """The port of a pgbouncer that hands every transaction to the server process that waited longest."""
+    found = program()
+    if found is None:
+        raise RuntimeError("there is no pgbouncer on this machine")
+    folder = Path(tempfile.mkdtemp(prefix="bartleby-pgbouncer-", dir=parent))
     folder.chmod(0o711)
     account = binaries.account_for(folder)
-    port = free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
     for name, text in {
-        "ini": INI.format(server=lab.server.port, port=port, folder=folder),
-        "users": f'"postgres" "{lab.server.password}"\n',
+        "ini": INI.format(server=server.port, port=port, folder=folder),
+        "users": f'"postgres" "{server.password}"\n',
     }.items():
         (folder / name).touch(mode=0o600)
         (folder / name).write_text(text)
         account.own(folder / name)
     with (folder / "log").open("wb") as log:
-        process = account.popen([program, "-q", folder / "ini"], log)
+        process = account.popen([found, "-q", folder / "ini"], log)
     try:
-        wait_for(port)
-        yield make_conninfo(lab.server.dsn, port=port, dbname=database, host="127.0.0.1")
+        wait_for_port(port, process, folder / "log")
+        yield port
     finally:
         process.terminate()
         process.wait()
         shutil.rmtree(folder)
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(port: int) -> None:
-    """Return when somebody listens there."""
+def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when the process listens there."""
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
+    while True:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(log.read_text())
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.01)
-    raise RuntimeError("pgbouncer did not start")

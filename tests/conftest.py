@@ -23,6 +23,7 @@ import psycopg
 import pytest
 
 from bartleby import dev
+from bench import pooler
 
 # Plain modules whose assertions explain themselves like a test's.
 pytest.register_assert_rewrite("tests.property", "tests.chaos", "tests.sql", "tests.integration")
@@ -41,7 +42,7 @@ NUMBERS = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"):
+    if pooler.program():
         return
     for item in items:
         if item.get_closest_marker("pgbouncer"):

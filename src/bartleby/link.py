@@ -86,7 +86,7 @@ class Link:
     def abort(self) -> None:
         """Let whatever runs here fail now, and say nothing of it."""
         self._silent = True
-        if self._connection is not None:
+        if self._connection is not None and self._turn.locked():
             _shut(self._connection)
 
     async def close(self) -> None:

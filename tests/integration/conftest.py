@@ -1,12 +1,7 @@
 """What tests of clients and commands share: a pgbouncer, every way to run a call, the command line."""
 
-import os
-import shutil
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,65 +10,18 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from bartleby import binaries, dev
+from bartleby import dev
 from bartleby.surfaces.cli import main
+from bench import pooler
 from tests.integration.commands import Done, checked
 from tests.integration.ways import WAYS, Way
-
-INI = """
-[databases]
-* = host=127.0.0.1 port={server}
-
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {port}
-unix_socket_dir =
-auth_type = scram-sha-256
-auth_file = {folder}/users
-pool_mode = transaction
-default_pool_size = 10
-server_round_robin = 1
-"""
 
 
 @pytest.fixture(scope="session")
 def pgbouncer(server: dev.Server, scratch: Path) -> Iterator[int]:
-    """The port of a pgbouncer that hands every transaction to the server process that waited longest."""
-    folder = Path(tempfile.mkdtemp(prefix="bartleby-pgbouncer-", dir=scratch))
-    folder.chmod(0o711)
-    account = binaries.account_for(folder)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    for name, text in {
-        "ini": INI.format(server=server.port, port=port, folder=folder),
-        "users": f'"postgres" "{server.password}"\n',
-    }.items():
-        (folder / name).touch(mode=0o600)
-        (folder / name).write_text(text)
-        account.own(folder / name)
-    program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin")
-    assert program is not None
-    with (folder / "log").open("wb") as log:
-        process = account.popen([program, "-q", folder / "ini"], log)
-    try:
-        wait_for_port(port, process, folder / "log")
+    """The port of a pgbouncer before the server."""
+    with pooler.pgbouncer(server, scratch) as port:
         yield port
-    finally:
-        process.terminate()
-        process.wait()
-        shutil.rmtree(folder)
-
-
-def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 10
-    while True:
-        assert process.poll() is None, log.read_text()
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -60,7 +60,6 @@ def test_a_holder_that_was_killed_is_replaced(app: Bartleby, conn: Conn, dsn: st
         victim.end()
 
 
-@pytest.mark.xfail(reason="R30: 1 in 20", strict=False)
 def test_a_worker_that_stops_leaves_the_duty_at_once(app: Bartleby, conn: Conn) -> None:
     with working(app) as running:
         until(lambda: holder(conn) == running.worker.name)
