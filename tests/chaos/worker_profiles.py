@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 
 from tests.chaos.worker_ledger import Book, Report
 from tests.chaos.worker_stage import LEASE, REAP, Producer, Stage, children, drained, log, send, until
-from tests.chaos.worker_words import ABORT
+from tests.chaos.worker_words import ABORT, SLOW, SWIFT
 
 NOISE = 4.0
 """What a busy machine may add to a time, in seconds."""
@@ -22,7 +22,7 @@ CRASH_BUDGET = 2
 
 
 def innocent(on: Stage, patience: float = 40) -> Report:
-    """End the run and see that all is as promised. What ran beside a lost worker runs alone now, and that takes time."""
+    """End the run and see that all is as promised. What a lost worker held runs alone now, and that takes time."""
     report = on.settle(patience)
     assert not report.violations(), report
     assert all(seconds < LEASE + REAP + NOISE for seconds in report.recoveries), report
@@ -49,11 +49,14 @@ def between(seconds: float, on: Stage, least: float, most: float) -> Iterator[No
 
 def undisturbed(on: Stage, seconds: float) -> None:
     """No fault at all, and handlers that outlive their leases."""
-    with under_load(on, 2, outliving=0.03):
-        time.sleep(seconds)
+    for queue in (SWIFT, SLOW):
+        send(on, queue, [{"v": f"{queue}{k}", "ms": 1200 * LEASE if k % 50 == 0 else 5} for k in range(200)])
+    for _ in range(2):
+        on.start()
+    time.sleep(seconds)
     again = on.report(set())
-    assert not again.unexplained, f"unexplained {again}"
-    assert set(innocent(on).explained) <= {"failed"}
+    assert not again.unexplained, f"unexplained: {again}"
+    assert not innocent(on).explained
 
 
 def killed(on: Stage, seconds: float) -> None:
@@ -97,6 +100,7 @@ def told_to_stop(on: Stage, seconds: float) -> None:
 
 
 def connections_cut(on: Stage, seconds: float) -> None:
+    on.may_lose_leases = True  # if heartbeats are cut again and again
     with under_load(on, 2), on.admin() as conn:
         for _ in between(seconds, on, 0.05, 0.3):
             conn.execute(
@@ -123,18 +127,18 @@ def restarted(on: Stage, restarts: int) -> None:
     assert on.column("select 1 from bartleby.attempts") == []
 
 
-def aborting(on: Stage, killers: int) -> None:
-    """Messages that take their process down, among siblings, and four processes to take down."""
+def aborting(on: Stage, killers: int, processes: int = 4) -> None:
+    """Messages that take their process down, among siblings, and a few processes to take down."""
     prepare(on, ABORT, lease=1, crash_budget=CRASH_BUDGET, backoff="none")
-    siblings = [f"sibling{k}" for k in range(100 * killers)]
-    plans: list[dict[str, Any]] = [{"v": value, "ms": on.rng.choice([5, 30, 30, 300])} for value in siblings]
+    siblings = [f"sibling{k}" for k in range(150 * killers)]
+    plans: list[dict[str, Any]] = [{"v": value, "ms": on.rng.choice([5, 30, 300, 500])} for value in siblings]
     plans += [{"v": f"killer{k}", "ms": 300, "abort": True} for k in range(killers)]
     on.rng.shuffle(plans)
     send(on, ABORT, plans)
-    boss = on.start("--processes", "4", queues=[ABORT])
+    boss = on.start("--processes", str(processes), queues=[ABORT])
     drained(on, 30 * killers)
-    until(lambda: len(on.told("worker.started")) == 4 + len(on.told("worker.died")), on.logs)
-    assert len(children(boss)) == 4
+    until(lambda: len(on.told("worker.started")) == processes + len(on.told("worker.died")), on.logs)
+    assert len(children(boss)) == processes
     on.end(boss)
     deaths = len(on.told("worker.died"))
     log.info("%s deaths for %s killers", deaths, killers)

@@ -43,6 +43,7 @@ class Stage:
     workers: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     files: dict[int, Path] = field(default_factory=dict)
+    may_lose_leases: bool = False
 
     def start(self, *options: str, queues: Sequence[str] = (SWIFT, SLOW), through: str | None = None) -> int:
         """Start a worker, if wanted through another address; return its pid."""
@@ -102,7 +103,7 @@ class Stage:
         return self.report(dead)
 
     def report(self, dead: set[str]) -> Report:
-        lapsed = {entry["lease_id"] for entry in self.told("lease.lost")}
+        lapsed = {entry["lease_id"] for entry in self.told("lease.lost")} if self.may_lose_leases else set()
         book = Book(self.folder)
         report = judge(book, Sent.read(self.folder), self.faults, dead=dead, lapsed=lapsed)
         report.recoveries = list(self._recoveries(book))
