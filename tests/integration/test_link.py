@@ -207,6 +207,13 @@ async def test_an_abort_ends_what_runs_and_says_nothing(links: Links, conn: Conn
     assert not told.records
 
 
+async def test_an_abort_of_an_idle_connection_leaves_it_alone(links: Links) -> None:
+    made = links()
+    pid = await made.run(PID)
+    made.abort()
+    assert await made.run(PID) == pid
+
+
 async def test_an_abort_of_what_was_never_connected_does_nothing(links: Links) -> None:
     made = links()
     made.abort()

@@ -14,7 +14,6 @@ from tests.integration.worker_kit import Told, drain, row
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 SECRET = "hunter2secret"
-LEAKS = pytest.mark.xfail(reason="G1: the redactor knows this name, typed payloads do not")
 
 
 @pytest.fixture
@@ -61,13 +60,11 @@ def refused(app: Bartleby, conn: Conn, told: Told, payload: object) -> str:
 @pytest.mark.parametrize(
     "name",
     ["password", "passwd", "api_key", "token", "access_token", "client_secret", "credentials", "private_key"]
-    + [pytest.param(name, marks=LEAKS) for name in ("authorization", "cookie")],
+    + ["authorization", "cookie", "jwt", "auth", "pin", "ssn", "iban", "card_number"],
 )
 def test_the_value_of_a_misfit_is_nobodys_business(app: Bartleby, conn: Conn, told: Told, name: str) -> None:
     handle_as(app, make_dataclass("Login", [("user", str), (name, int)]))
-    error = refused(app, conn, told, {"user": "ana", name: SECRET})
-    assert error.startswith(f"payload.{name}: ")
-    assert "int" in error
+    assert refused(app, conn, told, {"user": "ana", name: SECRET}).startswith(f"payload.{name}: ")
 
 
 class Typed(TypedDict):

@@ -175,7 +175,6 @@ def test_what_a_handler_prints_stands_above_the_status_line(app: Bartleby, shop:
     assert [line for line in last if "fulfilled" in line or "half" in line] == printed
 
 
-@pytest.mark.xfail(reason="G5: only standard output is kept off the status line")
 def test_what_a_handler_says_on_standard_error_stands_above_it_as_well(app: Bartleby, shop: Path, dsn: str) -> None:
     with Terminal(dsn, cwd=shop) as terminal:
         terminal.wait_for("running 0")
@@ -184,9 +183,7 @@ def test_what_a_handler_says_on_standard_error_stands_above_it_as_well(app: Bart
         assert "to stderr" in terminal.lines
 
 
-@pytest.mark.parametrize(
-    "what", ["buffer", pytest.param("encoding", marks=pytest.mark.xfail(reason="G6: it is None on a terminal"))]
-)
+@pytest.mark.parametrize("what", ["buffer", "encoding"])
 def test_standard_output_is_all_that_it_is_elsewhere(
     app: Bartleby, conn: Conn, *, shop: Path, dsn: str, what: str
 ) -> None:
