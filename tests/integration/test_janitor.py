@@ -66,6 +66,17 @@ def test_a_worker_that_stops_leaves_the_duty_at_once(app: Bartleby, conn: Conn) 
     assert holder(conn) is None
 
 
+async def test_a_janitor_that_is_stopped_while_it_rests_leaves_the_duty_at_once(dsn: str, conn: Conn) -> None:
+    janitor = Janitor(Settings(dsn), "me")
+    task = asyncio.create_task(janitor.run())
+    while holder(conn) != "me" or janitor._link._turn.locked():  # noqa: ASYNC110 - it is in the database
+        await asyncio.sleep(0.001)
+    janitor.abort()
+    task.cancel()
+    await asyncio.wait([task])
+    assert holder(conn) is None
+
+
 def test_lapsed_leases_are_taken_back_by_a_worker(app: Bartleby, conn: Conn) -> None:
     done = threading.Event()
 
