@@ -59,9 +59,11 @@ def refused(app: Bartleby, conn: Conn, told: Told, payload: object) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["password", "passwd", "api_key", "token", "access_token", "client_secret", "credentials", "private_key"]
-    + ["authorization", "cookie", "jwt", "auth", "pin", "ssn", "iban", "card_number"],
-)
+    [
+        "password", "passwd", "api_key", "token", "access_token", "client_secret", "credentials", "private_key",
+        "authorization", "cookie", "jwt", "auth", "pin", "ssn", "iban", "card_number",
+    ],
+)  # fmt: skip
 def test_the_value_of_a_misfit_is_nobodys_business(app: Bartleby, conn: Conn, told: Told, name: str) -> None:
     handle_as(app, make_dataclass("Login", [("user", str), (name, int)]))
     assert refused(app, conn, told, {"user": "ana", name: SECRET}).startswith(f"payload.{name}: ")
