@@ -6,6 +6,7 @@ Nothing a handler raises gets past this module: an exception is evidence, never 
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, cast
@@ -72,7 +73,7 @@ class Executor:
         """Call the handler of one message in this thread."""
         try:
             arguments = (message,) if self._plain else self.handler.arguments(message)
-            answer = self._function(*arguments)
+            answer = copy_context().run(self._function, *arguments)
         except Interrupted:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is evidence
@@ -94,7 +95,7 @@ class Executor:
         """Call the handler of several messages in this thread."""
         settlements, fit = self._fitting(messages)
         try:
-            outcomes = _mentioned(fit, self._function(list(fit.values())) if fit else None)
+            outcomes = _mentioned(fit, copy_context().run(self._function, list(fit.values())) if fit else None)
         except Interrupted:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is evidence

@@ -5,6 +5,7 @@ handlers never wait for the database and slow ones do not hoard what another wor
 """
 
 import asyncio
+import contextvars
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -174,6 +175,7 @@ class CoroutineLane(Lane):
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[asyncio.Task[None], Items] = {}
         self._unwanted: set[asyncio.Task[None]] = set()
+        self._context = contextvars.copy_context()
         self._inside = 0
         self._looking = False
 
@@ -194,7 +196,7 @@ class CoroutineLane(Lane):
     def _start_another(self) -> None:
         self._looking = False
         if self._buffer and not self._paused and self._inside == len(self._tasks) < self.concurrency:
-            task = self._loop.create_task(self._work())
+            task = self._loop.create_task(self._work(), context=self._context.copy())
             self._tasks[task] = ()
             task.add_done_callback(self._task_over)
             self.kick()
@@ -222,6 +224,8 @@ class CoroutineLane(Lane):
             self._took(time.perf_counter() - began)
             for (held, message), settlement in zip(items, settlements, strict=True):
                 self.finish(held, message, settlement)
+            if contextvars.copy_context() != self._context:
+                return  # the handler has set a context variable, which is no business of the next message
             count += 1
             if count % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)

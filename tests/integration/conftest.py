@@ -10,11 +10,12 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from bartleby import dev
+from bartleby import Bartleby, dev
 from bartleby.surfaces.cli import main
 from bench import pooler
 from tests.integration.commands import Done, checked
 from tests.integration.ways import WAYS, Way
+from tests.integration.worker_kit import Told
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +23,22 @@ def pgbouncer(server: dev.Server, scratch: Path) -> Iterator[int]:
     """The port of a pgbouncer before the server."""
     with pooler.pgbouncer(server, scratch) as port:
         yield port
+
+
+@pytest.fixture
+def app(dsn: str) -> Iterator[Bartleby]:
+    """An application with a queue `orders`."""
+    made = Bartleby(dsn)
+    made.client.create_queue("orders")
+    yield made
+    made.client.close()
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    """What the library logs."""
+    with Told.listening() as listening:
+        yield listening
 
 
 @pytest.fixture

@@ -20,14 +20,6 @@ Conn = psycopg.Connection[tuple[Any, ...]]
 Bartlebys = Callable[..., Done]
 
 
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    made.client.create_queue("orders")
-    yield made
-    made.client.close()
-
-
 # Handlers
 
 

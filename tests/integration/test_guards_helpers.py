@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -21,20 +20,6 @@ from bartleby.holding import Holding
 from bartleby.worker import Worker
 from tests.integration.guards_kit import BOTH, Conn, handled_by, make_solo
 from tests.integration.worker_kit import Told, drain, row, state, until, working
-
-
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    made.client.create_queue("orders")
-    yield made
-    made.client.close()
-
-
-@pytest.fixture
-def told() -> Iterator[Told]:
-    with Told.listening() as listening:
-        yield listening
 
 
 def test_the_heartbeat_outlives_whatever_happens_to_it(

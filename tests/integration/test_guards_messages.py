@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psycopg
@@ -13,20 +12,6 @@ from bartleby import AlreadyHandled, Bartleby, Message, Snooze, janitor
 from bartleby.config import Settings
 from tests.integration.guards_kit import BOTH, Conn, handled_by, make_solo
 from tests.integration.worker_kit import Told, drain, row, state, until, working
-
-
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    made.client.create_queue("orders")
-    yield made
-    made.client.close()
-
-
-@pytest.fixture
-def told() -> Iterator[Told]:
-    with Told.listening() as listening:
-        yield listening
 
 
 @BOTH

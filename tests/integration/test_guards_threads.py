@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -11,20 +11,6 @@ import pytest
 from bartleby import Bartleby, Message, threads
 from tests.integration.guards_kit import Conn, endless, handled_by, make_solo
 from tests.integration.worker_kit import Told, drain, state, until, working
-
-
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    made.client.create_queue("orders")
-    yield made
-    made.client.close()
-
-
-@pytest.fixture
-def told() -> Iterator[Told]:
-    with Told.listening() as listening:
-        yield listening
 
 
 class Django(ModuleType):

@@ -36,12 +36,6 @@ async def links(dsn: str) -> AsyncIterator[Links]:
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
-    with Told.listening() as listening:
-        yield listening
-
-
-@pytest.fixture
 def proxy(server: dev.Server) -> Iterator[Proxy]:
     with proxied(server.port) as made:
         yield made

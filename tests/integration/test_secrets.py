@@ -1,6 +1,5 @@
 """Secrets in payloads and exceptions: neither the database nor the log learns them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, make_dataclass
 from datetime import datetime
 from typing import Any, Literal, TypedDict
@@ -14,20 +13,6 @@ from tests.integration.worker_kit import Told, drain, row
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 SECRET = "hunter2secret"
-
-
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    made.client.create_queue("orders")
-    yield made
-    made.client.close()
-
-
-@pytest.fixture
-def told() -> Iterator[Told]:
-    with Told.listening() as listening:
-        yield listening
 
 
 def everything_known(conn: Conn, told: Told) -> str:

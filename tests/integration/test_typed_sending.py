@@ -1,6 +1,5 @@
 """A typed payload arrives as it was sent: dataclasses and pydantic models, by every way to send."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -16,14 +15,6 @@ from bartleby import Bartleby
 from tests.integration.worker_kit import drain, row
 
 Conn = psycopg.Connection[tuple[Any, ...]]
-
-
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    made.client.create_queue("orders")
-    yield made
-    made.client.close()
 
 
 class Kind(Enum):

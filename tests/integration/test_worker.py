@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -21,12 +21,6 @@ BOTH = pytest.mark.parametrize("awaited", [False, True])
 @pytest.fixture
 def app(dsn: str) -> Bartleby:
     return Bartleby(dsn, version="1.2.3")
-
-
-@pytest.fixture
-def told() -> Iterator[Told]:
-    with Told.listening() as listening:
-        yield listening
 
 
 @pytest.fixture

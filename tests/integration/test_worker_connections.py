@@ -36,14 +36,6 @@ class Ledger:
 
 
 @pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    made.client.create_queue("orders")
-    yield made
-    made.client.close()
-
-
-@pytest.fixture
 def proxy(server: dev.Server) -> Iterator[Proxy]:
     with proxied(server.port) as made:
         yield made
