@@ -15,7 +15,7 @@ from bartleby.held import Backlog, Held
 from bartleby.message import Message
 
 _AHEAD_SECONDS = 0.25
-_YIELD_EVERY = 64
+_TURN = 0.002
 _BACKLOG = 4
 _HEARTBEAT_LOOKS = 0.02
 
@@ -210,7 +210,7 @@ class CoroutineLane(Lane):
     async def _work(self) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is one
-        count = 0
+        turn_began = time.perf_counter()
         while self._buffer and not self._paused:
             if self._pace is not None and (wait := self._pace.wait()):
                 await asyncio.sleep(wait)
@@ -221,14 +221,15 @@ class CoroutineLane(Lane):
                 continue
             began = time.perf_counter()
             settlements = await self._run(task, items)
-            self._took(time.perf_counter() - began)
+            ended = time.perf_counter()
+            self._took(ended - began)
             for (held, message), settlement in zip(items, settlements, strict=True):
                 self.finish(held, message, settlement)
             if contextvars.copy_context() != self._context:
                 return  # the handler has set a context variable, which is no business of the next message
-            count += 1
-            if count % _YIELD_EVERY == 0:
+            if ended - turn_began > _TURN:
                 await asyncio.sleep(0)
+                turn_began = time.perf_counter()
 
     async def _run(self, task: asyncio.Task[None], items: Items) -> Sequence[Settlement]:
         self._begun += len(items)

@@ -251,14 +251,22 @@ async def test_no_end_of_a_handler_takes_a_slot_along(limit: float | None) -> No
     await collected.wait(84)
 
 
-async def test_quick_handlers_leave_the_loop_its_turn() -> None:
-    lane, collected = lane_of(nothing, concurrency=1)
-    lane.put(lease(20_000), messages(20_000))
+async def busy(_message: Message) -> None:
+    end = time.perf_counter() + 0.001
+    while time.perf_counter() < end:
+        pass
+
+
+@pytest.mark.parametrize(("handler", "count"), [(nothing, 20_000), (busy, 200)])
+async def test_handlers_that_never_wait_leave_the_loop_its_turn(handler: Any, count: int) -> None:
+    lane, collected = lane_of(handler, concurrency=1)
+    lane.put(lease(count), messages(count))
     turns = 0
-    while len(collected.settled) < 20_000:
+    while len(collected.settled) < count:
         await asyncio.sleep(0)
         turns += 1
-    assert turns > 100
+    # a turn is 2 ms, and 20,000 that do nothing take some 60
+    assert turns > 15
 
 
 async def test_what_would_wait_for_long_is_taken_out_again() -> None:
