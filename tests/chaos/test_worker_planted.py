@@ -13,7 +13,7 @@ from tests.chaos.worker_stage import Stage, stage
 CAUGHT: dict[str, tuple[Callable[[Stage, int], None], int, str]] = {
     "no_lease_guard": (worker_profiles.frozen, 6, "wrong_owner"),
     "ack_before_the_handler_ran": (worker_profiles.killed, 3, "unearned"),
-    "no_heartbeat": (worker_profiles.undisturbed, 7, "unexplained"),
+    "no_heartbeat": (worker_profiles.undisturbed, 8, "unexplained"),
     "no_solo_lane": (partial(worker_profiles.aborting, processes=2), 2, "siblings were charged"),
     "release_charges": (worker_profiles.restarted, 4, "wrongly_charged"),
     "everybody_pays_for_a_crash": (worker_profiles.killed, 3, "wrongly_charged"),

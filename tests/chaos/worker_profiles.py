@@ -50,7 +50,9 @@ def between(seconds: float, on: Stage, least: float, most: float) -> Iterator[No
 def undisturbed(on: Stage, seconds: float) -> None:
     """No fault at all, and handlers that outlive their leases."""
     for queue in (SWIFT, SLOW):
-        send(on, queue, [{"v": f"{queue}{k}", "ms": 1200 * LEASE if k % 50 == 0 else 5} for k in range(200)])
+        send(
+            on, queue, [{"v": f"{queue}{k}", "ms": 1000 * (LEASE + 2 * REAP) if k % 50 == 0 else 5} for k in range(200)]
+        )
     for _ in range(2):
         on.start()
     time.sleep(seconds)
