@@ -45,6 +45,8 @@ _VARIABLE = re.compile(
     """,
     re.VERBOSE,
 )
+# A random id may have no digit in it; of words so long, hardly one is written with these six letters.
+_LETTERS_OF_HEX = re.compile(r"\b(?:[a-f]{8,64}|[A-F]{8,64})\b")
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}[.,]?\ "
 _WHEN = re.compile(rf"{_DAY}(?=(?:{_DAY})?\*)")
 _RUN = re.compile(r"\*(?:[\s,:;./_+%-]{0,3}(?:and\ |or\ )?\*){1,200}")
@@ -80,7 +82,7 @@ def normalised(message: str, error_type: str) -> str:
         line = _QUOTED.sub("*", line)
         if cut:
             line = _OPEN_QUOTE.sub("*", line)
-    line = _MARKED.sub(_without_values, line)
+    line = _LETTERS_OF_HEX.sub("*", _MARKED.sub(_without_values, line))
     if "* " in line or "*," in line:
         line = _COUNTED.sub(_singular, _RUN.sub("*", _WHEN.sub("", line)))
     return line[:_LONGEST_NORMALISED]

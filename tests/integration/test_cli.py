@@ -321,7 +321,7 @@ def test_a_dsn_that_is_none_and_a_user_who_may_nothing(bartleby: Callable[..., D
         refused = bartleby(*words, address=address)
         assert refused.code == 1
         assert refused.err.startswith("bartleby: permission denied for schema bartleby\nhint: ")
-        assert "bartleby_*" in refused.err
+        assert "bartleby_producer sends" in refused.err
     conn.execute("drop role stranger")
 
 

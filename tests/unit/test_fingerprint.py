@@ -338,3 +338,13 @@ def test_what_cannot_be_told_from_words_is_not_guessed() -> None:
 )  # fmt: skip
 def test_no_text_takes_long(text: str, stopwatch: Callable[[Callable[[], object]], float]) -> None:
     assert stopwatch(lambda: normalised(text, "ValueError")) < 0.05
+
+
+@pytest.mark.parametrize("word", ["bfecfddbdb", "ABCDEFAB", "deadbeefcafebabe", "7f3a9c0d"])
+def test_a_hex_id_is_one_though_it_has_no_digit(word: str) -> None:
+    assert normalised(f"order {word} of ana is gone", "KeyError") == "order * of ana is gone"
+
+
+@pytest.mark.parametrize("word", ["facade", "decade", "feedback", "deadbee"])
+def test_a_word_is_a_word(word: str) -> None:
+    assert normalised(f"the {word} is gone", "KeyError") == f"the {word} is gone"
