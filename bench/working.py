@@ -1,6 +1,7 @@
 """A whole worker, handlers and all, beside the raw client that only claims and acks."""
 
 import asyncio
+import logging
 import multiprocessing
 import random
 import statistics
@@ -131,6 +132,7 @@ def application(dsn: str, kind: str) -> Bartleby:
 
 def drain(dsn: str, kind: str, batch: int, count: int) -> tuple[float, float, float]:
     """Drain the queue; return how long it took, and the memory at a tenth of it and at the end."""
+    logging.getLogger("bartleby").setLevel(logging.ERROR)
     worker = Worker(application(dsn, kind), claim_limit=batch)
 
     async def run() -> tuple[float, float, float]:
