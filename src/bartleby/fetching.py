@@ -43,6 +43,8 @@ class Shared:
     claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by who claims, and by a message that runs alone: nothing is claimed meanwhile."""
     idle: set[str] = field(default_factory=set)
+    granted: int = 0
+    """How many leases there were so far."""
 
 
 class Fetcher:
@@ -52,6 +54,7 @@ class Fetcher:
         self._lane = lane
         self._queue = lane.handler.queue
         self._shared = shared
+        self._seen: int | None = None
 
     async def run(self) -> None:
         """Fetch until the worker stops."""
@@ -80,6 +83,7 @@ class Fetcher:
         async with shared.claiming:
             if shared.stopping.is_set():
                 return True
+            self._seen = None if shared.holding.leases else shared.granted
             claimed = await self._take(limit)
             if claimed is None:
                 return False
@@ -98,6 +102,7 @@ class Fetcher:
         lease = await shared.link.run(call)
         if lease is None:
             return None
+        shared.granted += 1
         shared.idle.clear()
         held = shared.holding.hold(lease, self._queue, length, asked)
         self._calm(lease)
@@ -150,9 +155,9 @@ class Fetcher:
                     await heard.wait()
 
     async def _look_for_the_end(self) -> None:
-        # A handler that runs may yet send to any queue, so a queue counts as idle only while nothing is held.
-        leases = self._shared.holding.leases
-        if leases:
+        # A handler that runs may yet send to any queue: what a claim did not find counts only if nothing was held from
+        # before that claim until now.
+        if self._seen != self._shared.granted:
             return
         outlook = await self._shared.link.run(calls.outlook(self._queue))
         if outlook.breaker in {"open", "forced"}:
@@ -161,5 +166,5 @@ class Fetcher:
                 telemetry.warning("worker.gave_up", text, queue=self._queue)
         elif outlook.due_in is not None and outlook.due_in.total_seconds() < _SOON and not outlook.paused:
             return
-        if not leases:
+        if self._seen == self._shared.granted:
             self._shared.idle.add(self._queue)
