@@ -174,9 +174,12 @@ IGNORES = (
 def test_the_worst_code_of_the_children_is_the_code_of_all(tmp_path: Path) -> None:
     code = f"""
 import os, signal, sys, time
-first = os.path.exists({str(tmp_path / "first")!r})
-open({str(tmp_path / "first")!r}, "a").close()
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(3 if first else 0))
+try:
+    os.mkdir({str(tmp_path / "first")!r})
+    code = 0
+except FileExistsError:
+    code = 3
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
 open({str(tmp_path)!r} + "/ready" + str(os.getpid()), "w").close()
 time.sleep(60)
 """

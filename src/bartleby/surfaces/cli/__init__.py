@@ -5,6 +5,7 @@ Data goes to standard output, with --json as one document; everything else goes 
 """
 
 import io
+import logging
 import signal
 import sys
 from typing import NoReturn
@@ -70,6 +71,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows no such letter shows another
+    # what a pool says of a connection that Ctrl-C took from it is for those who configured logging
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())
     # As Ctrl-C does, so that an embedded PostgreSQL is never left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import sys
+import tempfile
 import termios
 import time
 from collections import Counter, deque
@@ -32,6 +33,7 @@ def run(seconds: float, *, keep: bool | None) -> None:
     """Play the demo; when it is over go on until Ctrl-C, if wanted or if there is somebody to press it."""
     terminal = Console().is_terminal and not Console().is_dumb_terminal
     started = time.monotonic()
+    tempfile.gettempdir()  # the first to ask makes a file to see whether it can, and Ctrl-C might leave that
     try:
         click.echo("Starting a PostgreSQL of its own …")
         with stage() as built:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import secrets
 import shutil
 import signal
 import tempfile
@@ -51,8 +52,10 @@ class Stage:
 def stage() -> Iterator[Stage]:
     """Yield the stage. However it is left, no process and no file of it remains."""
     with _one_interrupt(), contextlib.ExitStack() as left:
-        folder = Path(tempfile.mkdtemp(prefix="bartleby-demo-"))
+        # its name is known before it is there, so that Ctrl-C at no moment leaves it behind
+        folder = Path(tempfile.gettempdir()) / f"bartleby-demo-{secrets.token_hex(8)}"
         left.callback(_remove, folder)
+        folder.mkdir(mode=0o700)
         if os.geteuid() == 0:
             folder.chmod(0o711)  # the server's account, which is not root, has to pass through
         left.callback(_stop_if_running, folder)
