@@ -128,7 +128,7 @@ def first_completions(on: Stage, report: Report) -> None:
         ]
         assert fresh, report
         log.info("first completion %.2f s after the server was back", min(fresh) - fault.until)
-        assert min(fresh) - fault.until < BACK + NOISE
+        assert min(fresh) - fault.until < BACK
 
 
 def ports(conn: Connection, name: str) -> set[int]:
