@@ -8,17 +8,24 @@ CHECKED := $(wildcard src tests tools bench)
 SQL := $(filter-out %/install.sql,$(wildcard src/bartleby/sql/*.sql))
 VERSIONS ?= 14 15 16 17 18
 # Debian packages that tests use, named like the program in them
-WANTED := pgbouncer
+WANTED := chromium-headless-shell pgbouncer rabbitmq-server
 PYTEST_ARGS ?=
 
-.PHONY: demo test check bench matrix torture clean system
+# Tests start hundreds of processes: each would compile the package anew where somebody switched the cache off.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo test check bench matrix torture chaos clean system
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
 	$(BIN)/bartleby demo
 
-test: check
-	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+# Who has no more tests takes some of another's: the longest stand side by side, and one process would have them all.
+# mypy has one processor. On another pytest rewrites the assertions once, which else each of its processes would do.
+test: $(VENV)/installed
+	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 &
+	@$(MAKE) --no-print-directory check
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -34,7 +41,11 @@ matrix: $(VENV)/installed
 	$(BIN)/python tools/matrix.py $(VERSIONS)
 
 torture: $(VENV)/installed
-	$(BIN)/python -m pytest tests -m slow --timeout 7200 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests -m slow --ignore-glob='tests/chaos/test_bus_*.py' --timeout 7200 $(PYTEST_ARGS)
+
+# Every bus is down for ten minutes while a thousand letters die each second: more than an hour, and nobody else's work.
+chaos: $(VENV)/installed
+	$(BIN)/python -m pytest $(wildcard tests/chaos/test_bus_*.py) -m slow --log-cli-level INFO $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
@@ -43,7 +54,7 @@ clean:
 $(VENV)/demo: pyproject.toml
 	@$(MAKE) --no-print-directory system WANTED=
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[speed,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[speed,dev,web]'
 	@touch $@
 
 $(VENV)/installed: pyproject.toml
@@ -53,6 +64,7 @@ $(VENV)/installed: pyproject.toml
 	@touch $@
 
 # What pip cannot bring. Only root on a Debian is helped, and told so; everybody else is told what is missing.
+# RabbitMQ comes with services that listen to everybody; the tests start a server of their own.
 system:
 	@missing=; \
 	wanted="$(WANTED)"; \
@@ -63,11 +75,18 @@ system:
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "make: installing Debian packages:$$missing"; \
+		services=rabbitmq-server; \
+		command -v epmd >/dev/null || services="$$services epmd.service epmd.socket"; \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null \
 		|| echo "make: apt-get could not install:$$missing"; \
+		case "$$missing" in *rabbitmq-server*) \
+			systemctl disable --quiet --now $$services 2>/dev/null || true;; \
+		esac; \
 	else \
 		echo "make: missing, and not installed because this is not root on a Debian:$$missing"; \
-		case "$$missing" in *pgbouncer*) \
-			echo "make: the tests that need pgbouncer are skipped, and listed at the end";; \
-		esac; \
+		for program in $$wanted; do \
+			case "$$missing" in *$$program*) \
+				echo "make: the tests that need $$program are skipped, and listed at the end";; \
+			esac; \
+		done; \
 	fi

@@ -6,19 +6,38 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import chart, draining, failing, history, memory, pinned, report, sending, waking, working
+from bench import (
+    attached,
+    chart,
+    console,
+    draining,
+    emitting,
+    failing,
+    history,
+    letters,
+    memory,
+    pinned,
+    report,
+    sending,
+    waking,
+    working,
+)
 from bench.lab import Findings, Lab
 
 SCENARIOS: dict[str, Callable[[Lab], Findings]] = {
     "send": sending.send,
     "drain": draining.drain,
     "dead": failing.dead,
+    "emission": emitting.emission,
     "pinned": pinned.pinned,
     "history": history.history,
     "depth": history.depth,
+    "letters": letters.letters,
+    "console": console.console,
     "wake": waking.wake,
     "memory": memory.memory,
     "work": working.work,
+    "pgmq": attached.pgmq,
 }
 
 

@@ -65,7 +65,7 @@ def pgbouncer(server: dev.Server, parent: Path | None = None) -> Iterator[int]:
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     """Return when the process listens there."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while True:
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(log.read_text())

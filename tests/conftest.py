@@ -8,10 +8,14 @@ conn      an autocommit connection to it
 connect   opens more connections to it, and closes them all at the end
 """
 
+import base64
 import contextlib
+import hashlib
+import hmac
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -21,12 +25,23 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from bartleby import dev
 from bench import pooler
 
 # Plain modules whose assertions explain themselves like a test's.
-pytest.register_assert_rewrite("tests.property", "tests.chaos", "tests.sql", "tests.integration")
+pytest.register_assert_rewrite("tests.property", "tests.chaos", "tests.sql", "tests.integration", "tests.sinks")
+
+# Whoever starts the tests in the background has Ctrl-C ignored, and so would have every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes is no property of what is tested, and four test processes share the machine.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")
+
+# What a worker of a test could not tell is nobody's evidence, unless the test says so.
+os.environ.setdefault("BARTLEBY_SPOOL", "off")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -69,6 +84,7 @@ def server(scratch: Path) -> Iterator[dev.Server]:
     folder = Path(tempfile.mkdtemp(prefix="bartleby-test-", dir=scratch))
     try:
         with dev.start(folder, settings=SETTINGS) as running:
+            cheapen_logins(running)
             yield running
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -91,7 +107,9 @@ def template(server: dev.Server, admin: Connection) -> str:
 @pytest.fixture
 def dsn(server: dev.Server, admin: Connection, template: str) -> Iterator[str]:
     name = f"test_{next(NUMBERS)}"
-    admin.execute(f"create database {name} template {template}".encode())
+    # through the log, as is usual since PostgreSQL 15, it takes three times as long
+    strategy = "strategy file_copy" if admin.info.server_version >= 150000 else ""
+    admin.execute(f"create database {name} template {template} {strategy}".encode())
     yield database_dsn(server, name)
     wait_for_sessions_to_end(admin, name)
     admin.execute(f"drop database {name} with (force)".encode())
@@ -112,6 +130,19 @@ def connect(dsn: str) -> Iterator[Callable[..., Connection]]:
 @pytest.fixture
 def conn(connect: Callable[..., Connection]) -> Connection:
     return connect()
+
+
+def cheapen_logins(server: dev.Server) -> None:
+    """Store the same password with one round of hashing: of what a connection costs a test, 4096 rounds are most.
+
+    Made here, as the setting for it is of PostgreSQL 16.
+    """
+    salt = os.urandom(16)
+    salted = hashlib.pbkdf2_hmac("sha256", server.password.encode(), salt, 1)
+    stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    parts = [base64.b64encode(part).decode() for part in (salt, stored, hmac.digest(salted, b"Server Key", "sha256"))]
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute("alter role postgres password 'SCRAM-SHA-256$1:{}${}:{}'".format(*parts).encode())
 
 
 def wait_for_sessions_to_end(admin: Connection, name: str) -> None:

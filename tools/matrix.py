@@ -42,7 +42,7 @@ def try_version(version: str, tests: list[str]) -> str:
     except (OSError, RuntimeError) as error:
         return f"FAILED, not obtained: {error}"
     began = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", *tests]
     code = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "BARTLEBY_PG_BIN": str(binaries)}, check=False
     ).returncode

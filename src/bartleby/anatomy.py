@@ -20,7 +20,7 @@ _TRACEBACK = BaseException.__dict__["__traceback__"].__get__
 _OWN_DICT = BaseException.__dict__["__dict__"].__get__
 _MEMBERS = BaseExceptionGroup.__dict__["exceptions"].__get__
 
-_LONGEST_NAME = 200
+_LONGEST_NAME = 149  # of a module and of a class: the database keeps 300 of both
 _LONGEST_WALK = 20_000
 _MOST_NOTES = 20
 _MOST_KINDS = 2000

@@ -1,7 +1,8 @@
 """Every operation as a value: the SQL, its parameters, and how to read the answer.
 
-These are the calls of senders and workers. No other module names SQL, but for operating.py (what an operator does and
-looks at), inspection.py (the server and the schema) and schema.py, which runs the scripts.
+These are the calls of senders and workers. No other module names SQL, but for those of operators (operating.py: queues
+and the audit, triage.py: dead letters, grouping.py: their groups, plans.py: replay plans), inspection.py (the server
+and the schema) and schema.py, which runs the scripts.
 
 A `Call` is run by whoever has a connection: `Client`, `AsyncClient`, or a caller's own transaction. Claim, ack and
 extend need not wait for the disk: what a crash of the server can undo there is a redelivery, never a loss. So when
@@ -14,6 +15,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Generic, LiteralString, TypedDict, TypeVar
 
+from bartleby.answers import Row, column, every, nothing, scalar
 from bartleby.message import (
     Decision,
     Failure,
@@ -26,12 +28,12 @@ from bartleby.message import (
     Reaped,
     checked_key,
     encode,
+    stated,
     storable,
 )
 from bartleby.plain import plain
 
 T = TypeVar("T")
-Row = tuple[Any, ...]
 Duration = float | timedelta
 
 _REPORTED = tuple(field.name for field in fields(Failure))
@@ -95,7 +97,7 @@ def send(
         "select bartleby.send(%s, %s::jsonb, %s::jsonb, %s, make_interval(secs => %s::float8),"
         " %s::integer, %s::bigint, make_interval(secs => %s::float8))",
         (storable(queue), *encoded, *fields),
-        _value,
+        scalar,
     )
 
 
@@ -107,7 +109,7 @@ def send_many(queue: str, messages: Sequence[Mapping[str, Any]]) -> Call[list[Me
     """
     texts = [encode(_seconds_of(message), index=index) for index, message in enumerate(messages)]
     parameters = (storable(queue), f"[{','.join(texts)}]")
-    return Call("select bartleby.send_many(%s, %s::jsonb)", parameters, _column)
+    return Call("select bartleby.send_many(%s, %s::jsonb)", parameters, column)
 
 
 def claim(
@@ -130,37 +132,51 @@ def claim(
 def start(lease_id: int) -> Call[None]:
     """Say that the message of this lease, which has to run alone, begins now; LeaseLost if it is not held any more."""
     text: LiteralString = "select bartleby.start(%s::bigint)"
-    return Call(text, (lease_id,), _nothing, relaxed=text + _RELAXED)
+    return Call(text, (lease_id,), nothing, relaxed=text + _RELAXED)
 
 
 def ack(lease_id: int, positions: Sequence[int] | None = None) -> Call[int]:
     """Settle these positions of a lease, or all that are left, as done; return how many."""
     text: LiteralString = "select bartleby.ack(%s::bigint, %s::bigint[])"
-    return Call(text, (lease_id, _list(positions)), _value, relaxed=text + _RELAXED)
+    return Call(text, (lease_id, _list(positions)), scalar, relaxed=text + _RELAXED)
 
 
 def extend(lease_ids: Sequence[int], lease: Duration) -> Call[None]:
     """Let leases lapse `lease` from now on. If one is lost, nothing changes and LeaseLost names it."""
     text: LiteralString = "select bartleby.extend(%s::bigint[], make_interval(secs => %s::float8))"
-    return Call(text, (list(lease_ids), _seconds(lease)), _nothing, relaxed=text + _RELAXED)
+    return Call(text, (list(lease_ids), _seconds(lease)), nothing, relaxed=text + _RELAXED)
 
 
 def fail(lease_id: int, failures: Sequence[Failure]) -> Call[list[Decision]]:
     """Report failed attempts of a lease; each message is retried later or dies, as the policy says."""
-    reports = [_known(failure) for failure in failures]
+    reports = [reported(failure) for failure in failures]
     return Call(
         "select position, message_id, verdict, retry_at from bartleby.fail(%s::bigint, %s::jsonb)",
         (lease_id, encode(reports)),
-        lambda rows: [Decision(*row) for row in rows],
+        every(Decision),
     )
+
+
+def spool_identity() -> Call[str]:
+    """Return which database this is; a copy of it is another one."""
+    return Call("select bartleby.spool_identity()", (), scalar)
+
+
+def enter_spooled(entries: Sequence[str]) -> Call[dict[str, str]]:
+    """Enter failures that were kept in a file, each a JSON text; return by id what they came to.
+
+    That is `settled`, `recorded` in the ledger alone, `known`, `gone` with its queue, or of a database `elsewhere`.
+    """
+    text: LiteralString = "select id, outcome from bartleby.enter_spooled(%s::jsonb)"
+    return Call(text, (f"[{','.join(entries)}]",), dict)
 
 
 def reject(lease_id: int, position: int, reason: str, description: str | None = None) -> Call[None]:
     """Make a message a dead letter now; `reason` is delivery_error or unacceptable."""
     return Call(
         "select bartleby.reject(%s::bigint, %s::bigint, %s, %s)",
-        (lease_id, position, storable(reason), None if description is None else storable(description)),
-        _nothing,
+        (lease_id, position, storable(reason), stated(description)),
+        nothing,
     )
 
 
@@ -172,34 +188,34 @@ def release(
     `ran` says that they ran to their end and did no harm: what had to run alone need not any more.
     """
     text: LiteralString = "select bartleby.release(%s::bigint, %s::bigint[], make_interval(secs => %s::float8), %s)"
-    return Call(text, (lease_id, _list(positions), _seconds(delay), ran), _value)
+    return Call(text, (lease_id, _list(positions), _seconds(delay), ran), scalar)
 
 
 def idle(queue: str, how_long: Duration) -> Call[timedelta]:
     """Say that a worker found nothing; return how long it may sleep unless it is notified."""
     text: LiteralString = "select bartleby.idle(%s, make_interval(secs => %s::float8))"
-    return Call(text, (storable(queue), _seconds(how_long)), _value)
+    return Call(text, (storable(queue), _seconds(how_long)), scalar)
 
 
 def channel(queue: str) -> Call[str]:
     """Return the channel on which an idle worker of a queue listens."""
-    return Call("select bartleby.channel(%s)", (storable(queue),), _value)
+    return Call("select bartleby.channel(%s)", (storable(queue),), scalar)
 
 
 def reap() -> Call[list[Reaped]]:
-    """Take back lapsed leases. To be called every few seconds."""
+    """Take back lapsed leases, and end pauses that are over. To be called every few seconds."""
     text: LiteralString = "select queue, lease_id, worker, messages, outcome from bartleby.reap()"
-    return Call(text, (), lambda rows: [Reaped(*row) for row in rows])
+    return Call(text, (), every(Reaped))
 
 
 def turn() -> Call[str]:
     """Turn the ring of log segments if it is time; return what was done."""
-    return Call("select bartleby.turn()", (), _value)
+    return Call("select bartleby.turn()", (), scalar)
 
 
 def lease_length(queue: str) -> Call[timedelta]:
     """Return how long a lease of this queue lasts unless the claim says otherwise."""
-    return Call("select bartleby.lease_length(%s)", (storable(queue),), _value)
+    return Call("select bartleby.lease_length(%s)", (storable(queue),), scalar)
 
 
 def outlook(queue: str) -> Call[Outlook]:
@@ -214,7 +230,7 @@ def open_breaker(queue: str, cause: str, over: Duration) -> Call[bool]:
     It does not if the breaker was closed within `over`, the time that the evidence spans: then it proves nothing.
     """
     text: LiteralString = "select bartleby.open_breaker(%s, %s, make_interval(secs => %s::float8))"
-    return Call(text, (storable(queue), storable(cause), _seconds(over)), _value)
+    return Call(text, (storable(queue), storable(cause), _seconds(over)), scalar)
 
 
 def mark_handled(queue: str, consumer: str, key: str) -> Call[bool]:
@@ -223,7 +239,7 @@ def mark_handled(queue: str, consumer: str, key: str) -> Call[bool]:
     To be called in the transaction of the effect: of two at once, the second waits for the first.
     """
     parameters = (storable(queue), storable(consumer), checked_key(key))
-    return Call("select bartleby.mark_handled(%s, %s, %s)", parameters, _value)
+    return Call("select bartleby.mark_handled(%s, %s, %s)", parameters, scalar)
 
 
 def handled_keys(consumer: str, keys: Sequence[str]) -> Call[set[str]]:
@@ -235,33 +251,27 @@ def handled_keys(consumer: str, keys: Sequence[str]) -> Call[set[str]]:
 def take_duty(duty: str, holder: str, how_long: Duration) -> Call[bool]:
     """Take a duty for so long if it is free, lapsed or already yours; return whether it is yours. Never waits."""
     text: LiteralString = "select bartleby.take_duty(%s, %s, make_interval(secs => %s::float8))"
-    return Call(text, (storable(duty), storable(holder), _seconds(how_long)), _value)
+    return Call(text, (storable(duty), storable(holder), _seconds(how_long)), scalar)
 
 
 def leave_duty(duty: str, holder: str) -> Call[None]:
     """Leave a duty to others before its time."""
-    return Call("select bartleby.leave_duty(%s, %s)", (storable(duty), storable(holder)), _nothing)
+    return Call("select bartleby.leave_duty(%s, %s)", (storable(duty), storable(holder)), nothing)
 
 
 def prune(limit: int = 10_000) -> Call[list[Pruned]]:
     """Forget what is old; return what, and how many. At most `limit` of a kind at once."""
     text: LiteralString = "select what, rows from bartleby.prune(%s::integer)"
-    return Call(text, (limit,), lambda rows: [Pruned(*row) for row in rows])
+    return Call(text, (limit,), every(Pruned))
 
 
-def _value(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - each call says what it is
-    return rows[0][0]
+def watch() -> Call[int]:
+    """Find out what was done to messages of pgmq without us; return to how many."""
+    return Call("select bartleby.watch()", (), scalar)
 
 
-def _column(rows: Sequence[Row]) -> list[Any]:
-    return [row[0] for row in rows]
-
-
-def _nothing(_rows: Sequence[Row]) -> None:
-    return None
-
-
-def _known(failure: Failure) -> dict[str, Any]:
+def reported(failure: Failure) -> dict[str, Any]:
+    """Return a failure as `fail` sends it."""
     known = {name: value for name in _REPORTED if (value := getattr(failure, name)) is not None}
     return {name: storable(value) if isinstance(value, str) else value for name, value in known.items()}
 

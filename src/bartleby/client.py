@@ -5,18 +5,16 @@
     with psycopg.connect(…) as connection:     # in yours: commit makes it visible
         client.using(connection).send("orders", {"id": 42})
 
-Each verb is written once, in calls.py; here it becomes a method that runs the call, or awaits it.
+Each verb is a method that runs its call, or awaits it.
 """
 
-import functools
-import inspect
-from collections.abc import Callable, Coroutine
-from typing import Any, Generic, ParamSpec, Self, TypeVar, get_args, overload
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Self, TypeVar
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
-from bartleby import calls, inspection, operating
 from bartleby.calls import Call
 from bartleby.config import Settings
 from bartleby.errors import InvalidSettings, NoConnection, translated
@@ -29,87 +27,12 @@ from bartleby.pooling import (
     pool_options,
     rows,
 )
+from bartleby.verbs import AsyncVerbs, SyncVerbs
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Verb(Generic[P, T]):
-    """A call as a method: of a Client it returns the answer, of an AsyncClient it is awaited."""
-
-    def __init__(self, make: Callable[P, Call[T]]) -> None:
-        self._make = make
-        signature = inspect.signature(make)
-        answer: Any = get_args(signature.return_annotation)[0]
-        self._signature = signature.replace(return_annotation=answer)
-        self._async_signature = signature.replace(return_annotation=Coroutine[Any, Any, answer])
-
-    @overload
-    def __get__(self, runner: None, owner: type) -> Callable[P, Call[T]]: ...
-    @overload
-    def __get__(self, runner: "Runner", owner: type) -> Callable[P, T]: ...
-    @overload
-    def __get__(self, runner: "AsyncRunner", owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    def __get__(self, runner: "Runner | AsyncRunner | None", owner: type) -> object:
-        if runner is None:
-            return self._make
-
-        @functools.wraps(self._make)
-        def method(*args: P.args, **kwargs: P.kwargs) -> T | Coroutine[Any, Any, T]:
-            return runner.run(self._make(*args, **kwargs))
-
-        signature = self._signature if isinstance(runner, Runner) else self._async_signature
-        method.__signature__ = signature  # type: ignore[attr-defined] # for help() and editors
-        return method
-
-
-class Verbs:
-    """What every client can do."""
-
-    send = Verb(calls.send)
-    send_many = Verb(calls.send_many)
-    claim = Verb(calls.claim)
-    start = Verb(calls.start)
-    extend = Verb(calls.extend)
-    ack = Verb(calls.ack)
-    fail = Verb(calls.fail)
-    reject = Verb(calls.reject)
-    release = Verb(calls.release)
-    idle = Verb(calls.idle)
-    channel = Verb(calls.channel)
-    reap = Verb(calls.reap)
-    turn = Verb(calls.turn)
-    lease_length = Verb(calls.lease_length)
-    outlook = Verb(calls.outlook)
-    open_breaker = Verb(calls.open_breaker)
-    mark_handled = Verb(calls.mark_handled)
-    handled_keys = Verb(calls.handled_keys)
-    take_duty = Verb(calls.take_duty)
-    leave_duty = Verb(calls.leave_duty)
-    prune = Verb(calls.prune)
-    create_queue = Verb(operating.create_queue)
-    configure_queue = Verb(operating.configure_queue)
-    drop_queue = Verb(operating.drop_queue)
-    pause_queue = Verb(operating.pause_queue)
-    resume_queue = Verb(operating.resume_queue)
-    close_breaker = Verb(operating.close_breaker)
-    force_breaker = Verb(operating.force_breaker)
-    queues = Verb(operating.queues)
-    dead_letters = Verb(operating.dead_letters)
-    dead_letter = Verb(operating.dead_letter)
-    groups = Verb(operating.groups)
-    attempts = Verb(operating.attempts)
-    find_message = Verb(operating.find_message)
-    last_message_id = Verb(operating.last_message_id)
-    replay = Verb(operating.replay)
-    version = Verb(inspection.version)
-    drift = Verb(inspection.drift)
-    facts = Verb(inspection.facts)
-    oldest_xmin_holder = Verb(inspection.oldest_xmin_holder)
-    segments = Verb(inspection.segments)
-
-
-class Runner(Verbs):
+class Runner(SyncVerbs):
     """Runs calls in a transaction that somebody else begins and ends."""
 
     def __init__(self, connection: Connection) -> None:
@@ -121,7 +44,7 @@ class Runner(Verbs):
             return call.parse(rows(self._connection, call.text, call.parameters))
 
 
-class AsyncRunner(Verbs):
+class AsyncRunner(AsyncVerbs):
     """Runs calls in a transaction that somebody else begins and ends."""
 
     def __init__(self, connection: AsyncConnection) -> None:
@@ -148,16 +71,32 @@ class Client(Runner):
 
     def run(self, call: Call[T]) -> T:
         """Run one call in a transaction of its own."""
+        with self._connected() as connection:
+            text = call.relaxed or call.text
+            if connection.isolation_level is None:
+                return call.parse(rows(connection, text, call.parameters))
+            with self._begun(connection):
+                return call.parse(rows(connection, text, call.parameters))
+
+    @contextmanager
+    def transaction(self) -> Iterator[Runner]:
+        """Yield a client whose calls are one transaction; it is committed at the end, or undone by an error."""
+        with self._connected() as connection, self._begun(connection):
+            yield Runner(connection)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Pooled]:
         self._pool.open()
         try:
             with translated(), self._pool.connection() as connection:
-                text = call.relaxed or call.text
-                if connection.isolation_level is None:
-                    return call.parse(rows(connection, text, call.parameters))
-                with connection.transaction():
-                    return call.parse(rows(connection, text, call.parameters))
+                yield connection
         except PoolTimeout:
             raise self._no_connection() from None
+
+    @contextmanager
+    def _begun(self, connection: Pooled) -> Iterator[None]:
+        with connection.transaction():
+            yield
 
     def behind_pooler(self) -> bool:
         """Return whether something like pgbouncer stands between this client and the server."""
@@ -209,15 +148,26 @@ class AsyncClient(AsyncRunner):
 
     async def run(self, call: Call[T]) -> T:
         """Run one call in a transaction of its own."""
+        async with self._connected() as connection:
+            text = call.relaxed or call.text
+            if connection.isolation_level is None:
+                return call.parse(await async_rows(connection, text, call.parameters))
+            async with connection.transaction():
+                return call.parse(await async_rows(connection, text, call.parameters))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncRunner]:
+        """Yield a client whose calls are one transaction; it is committed at the end, or undone by an error."""
+        async with self._connected() as connection, connection.transaction():
+            yield AsyncRunner(connection)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[AsyncPooled]:
         await self._pool.open()
         try:
             with translated():
                 async with self._pool.connection() as connection:
-                    text = call.relaxed or call.text
-                    if connection.isolation_level is None:
-                        return call.parse(await async_rows(connection, text, call.parameters))
-                    async with connection.transaction():
-                        return call.parse(await async_rows(connection, text, call.parameters))
+                    yield connection
         except PoolTimeout:
             raise await self._no_connection() from None
 

@@ -13,15 +13,22 @@ from psycopg.conninfo import conninfo_to_dict
 from bartleby.errors import InvalidSettings
 
 _MOST = 1000
+_SINKS = "sinks"
+_CONSOLE = "console"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a process needs to know; `dsn` is None where the embedded PostgreSQL is meant."""
+    """What a process needs to know; `dsn` is None where the embedded PostgreSQL is meant.
+
+    `spool` is the directory for what a worker cannot tell while the database is away: None for the usual one, "off" for
+    none.
+    """
 
     dsn: str | None = None
     max_connections: int = 4
     connect_timeout: float = 10.0
+    spool: str | None = None
 
     @classmethod
     def load(
@@ -35,10 +42,11 @@ class Settings:
         file = (directory or Path.cwd()) / "bartleby.toml"
         settings = cls()
         if file.is_file():
-            settings = settings.with_values(_read(file), str(file))
+            given = {name: value for name, value in _read(file).items() if name not in {_SINKS, _CONSOLE}}
+            settings = settings.with_values(given, str(file))
         names = {f"BARTLEBY_{field.name.upper()}": field.name for field in fields(cls)}
-        given = {name: environment[variable] for variable, name in names.items() if environment.get(variable)}
-        settings = settings.with_values(given, "the environment")
+        said = {name: environment[variable] for variable, name in names.items() if environment.get(variable)}
+        settings = settings.with_values(said, "the environment")
         present = {name: value for name, value in arguments.items() if value is not None}
         return settings.with_values(present, "the arguments")
 
@@ -66,6 +74,28 @@ class Settings:
         return self
 
 
+def sink_tables(directory: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Return the tables [sinks.NAME] of bartleby.toml, each with its kind; the rest of them the database checks."""
+    file = (directory or Path.cwd()) / "bartleby.toml"
+    found = _read(file).get(_SINKS, {}) if file.is_file() else {}
+    if not isinstance(found, dict):
+        raise InvalidSettings(f"{_SINKS} in {file} is no table", hint='[sinks.NAME] with kind = "nats", and so on')
+    for name, table in found.items():
+        if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
+            hint = f'[sinks.{name}] with kind = "nats" and its options in [sinks.{name}.options]'
+            raise InvalidSettings(f"sink {name!r} in {file} has no kind", hint=hint)
+    return found
+
+
+def console_table(directory: Path | None = None) -> dict[str, Any]:
+    """Return the table [console] of bartleby.toml; the console checks it."""
+    file = (directory or Path.cwd()) / "bartleby.toml"
+    found = _read(file).get(_CONSOLE, {}) if file.is_file() else {}
+    if not isinstance(found, dict):
+        raise InvalidSettings(f"{_CONSOLE} in {file} is no table", hint="[console] with port = 8467, and so on")
+    return found
+
+
 def _read(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
@@ -77,6 +107,10 @@ def _checked(name: str, value: object, source: str) -> object:
     match name:
         case "dsn":
             return _connection_string(str(value), source)
+        case "spool":
+            if not isinstance(value, str) or not value or "\0" in value:
+                raise InvalidSettings(f'spool in {source} is {value!r}; expected a directory, or "off"')
+            return value
         case "max_connections":
             number, expected = _number(value, int), "a whole number from 1 to 1000"
         case _:

@@ -16,6 +16,7 @@ PostgreSQL refuses to run as root, so as root it runs as `postgres` or `nobody`:
 import contextlib
 import fcntl
 import os
+import random
 import re
 import secrets
 import shutil
@@ -41,6 +42,8 @@ _INITDB = ("--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync",
 _BUILTIN_LOCALE = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
 _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
+# Not of those that a system gives to whoever wants any port: the next start would often find it taken.
+_PORTS = range(10_000, 16_000)
 # Orphans of a killed server need a moment to leave, and a free port may be taken before the server has it.
 _PASSING = re.compile(r'pre-existing shared memory block|postmaster.pid" already exists|could not bind')
 
@@ -257,7 +260,8 @@ def _forget_the_dead(home: Path) -> None:
 
 def _free_port(home: Path) -> int:
     last = (home / "port").read_text() if (home / "port").exists() else ""
-    for port in (int(last) if last.isdecimal() else 0, 0):
+    fresh = random.sample(_PORTS, 10)
+    for port in ([int(last)] if last.isdecimal() else []) + [*fresh, 0]:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))

@@ -11,6 +11,20 @@ BartlebyError
 ├── InvalidArgument         ZB008
 ├── QueueInUse              ZB009
 ├── VersionMismatch         ZB010
+├── InvalidFilter           ZB011   `position` says where, `pointed` shows it
+├── InvalidPatch            ZB012
+├── PlanDrifted             ZB013
+├── NeedsApproval           ZB014
+├── WrongState              ZB015
+├── UnknownReplay           ZB016
+├── UnknownGroup            ZB017
+├── InvalidSink             ZB018
+├── UnknownSink             ZB019
+├── KeyReused               ZB020
+├── UnknownToken            ZB021
+├── UnknownWorker           ZB022
+├── Forbidden
+├── UnknownMessage
 ├── NotInstalled
 ├── InvalidSettings
 ├── NoConnection            also a psycopg.OperationalError
@@ -23,6 +37,7 @@ BartlebyError
 """
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -103,6 +118,75 @@ class VersionMismatch(BartlebyError):
     """The schema in the database belongs to another version of Bartleby."""
 
 
+class InvalidFilter(BartlebyError):
+    """A filter of dead letters cannot be understood; nothing was looked for."""
+
+    @property
+    def position(self) -> int | None:
+        """The character at which it is wrong, counted from 1; one past the end if something is missing there."""
+        found = re.fullmatch(r"position (\d+)", self.detail or "")
+        return int(found[1]) if found else None
+
+    def pointed(self, filter: str) -> str:
+        """Return the filter in one line, and under the place that is wrong a caret."""
+        line = "".join(each if each.isprintable() else " " for each in filter)
+        if self.position is None:
+            return line
+        return f"{line}\n{' ' * sum(map(_columns, line[: self.position - 1]))}^"
+
+
+class InvalidPatch(BartlebyError):
+    """A JSON Patch is none, or cannot be applied; the text says which operation and why."""
+
+
+class PlanDrifted(BartlebyError):
+    """A plan is not any more what was looked at; nothing was started."""
+
+
+class NeedsApproval(BartlebyError):
+    """A plan of this size is started only after another person has approved it."""
+
+
+class WrongState(BartlebyError):
+    """This cannot be done to a plan or a group in the state that it is in."""
+
+
+class UnknownReplay(BartlebyError):
+    """There is no replay of this id."""
+
+
+class UnknownGroup(BartlebyError):
+    """There is no group of this id."""
+
+
+class InvalidSink(BartlebyError):
+    """The name, the kind or a setting of a sink cannot be used."""
+
+
+class UnknownSink(BartlebyError):
+    """There is no sink of this name."""
+
+
+class Forbidden(BartlebyError):
+    """Whoever asks may not do this; nothing was done."""
+
+
+class KeyReused(BartlebyError):
+    """The key of a request was used for another one before."""
+
+
+class UnknownToken(BartlebyError):
+    """There is no token, password or session of this id; it may have expired."""
+
+
+class UnknownMessage(BartlebyError):
+    """There is no message, or no dead letter, of this id."""
+
+
+class UnknownWorker(BartlebyError):
+    """No worker of this name has reported, or it has stopped since."""
+
+
 class NotInstalled(BartlebyError):
     """The database has no schema of Bartleby."""
 
@@ -164,6 +248,18 @@ BY_SQLSTATE: dict[str, type[BartlebyError]] = {
     "ZB008": InvalidArgument,
     "ZB009": QueueInUse,
     "ZB010": VersionMismatch,
+    "ZB011": InvalidFilter,
+    "ZB012": InvalidPatch,
+    "ZB013": PlanDrifted,
+    "ZB014": NeedsApproval,
+    "ZB015": WrongState,
+    "ZB016": UnknownReplay,
+    "ZB017": UnknownGroup,
+    "ZB018": InvalidSink,
+    "ZB019": UnknownSink,
+    "ZB020": KeyReused,
+    "ZB021": UnknownToken,
+    "ZB022": UnknownWorker,
 }
 
 
@@ -186,8 +282,19 @@ def translation(error: Exception, sqlstate: str | None) -> BartlebyError | None:
         return BY_SQLSTATE[state].from_database(error)
     if state in {"3F000", "42883", "42P01"}:
         said = BartlebyError.from_database(error)
+        if "pgmq" in str(said):
+            return NotInstalled(
+                f"this database has no pgmq, or it came after Bartleby: {said}",
+                hint="install pgmq, then run once more: bartleby install",
+            )
         return NotInstalled(
             f"this database has no schema of Bartleby, or an older one: {said}",
             hint="run: bartleby install",
         )
     return InvalidArgument.from_database(error) if state.startswith("22") else None
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in {"F", "W"} else 1

@@ -114,7 +114,10 @@ class Executor:
         except Exception as trouble:  # noqa: BLE001 - a message that nobody settles would be leased for ever
             text = f"{type(trouble).__name__} while looking at what the handler raised"
             telemetry.error("failure.unreadable", text, queue=message.queue, message_id=message.id)
-            return Failed(Failure(message.position, "UnreadableFailure", text, worker_version=self._version), 0)
+            report = Failure(
+                message.position, "UnreadableFailure", text, worker_version=self._version, handler=self.handler.name
+            )
+            return Failed(report, 0)
 
     def _judged(self, message: Message, error: BaseException, evidence: Evidence | None) -> Settlement:
         kind = type(error)  # not isinstance(): it asks the exception for its class, and a hostile one lies or raises
@@ -140,6 +143,7 @@ class Executor:
             delay=handler.retry.delay(message.attempt) if ruling.delay is None else ruling.delay,
             rule="the payload does not validate" if unacceptable else ruling.rule,
             worker_version=self._version,
+            handler=handler.name,
             max_attempts=handler.retry.max_attempts,
             give_up_after=handler.retry.give_up_after,
             reason="unacceptable" if unacceptable else None,

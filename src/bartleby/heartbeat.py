@@ -16,18 +16,21 @@ from bartleby.config import Settings
 from bartleby.errors import BartlebyError, LeaseLost
 from bartleby.held import Held
 from bartleby.link import Link
+from bartleby.presence import Presence
 
 _SOONEST = 0.02
 _STUCK = 3.0
+_IDLE = 3.0
 
 
 class Heartbeat:
     """Renews what it is told of, and tells which leases are lost."""
 
-    def __init__(self, settings: Settings, on_lost: Callable[[Held], None]) -> None:
-        """Call `on_lost` in the heartbeat's thread."""
+    def __init__(self, settings: Settings, on_lost: Callable[[Held], None], presence: Presence | None = None) -> None:
+        """Call `on_lost` in the heartbeat's thread; with `presence`, tell the database that this worker is there."""
         self._settings = settings
         self._on_lost = on_lost
+        self._presence = presence
         self._held: dict[int, Held] = {}
         self._stopping = threading.Event()
         self.seen_alive = float("inf")
@@ -62,16 +65,23 @@ class Heartbeat:
         while not self._stopping.is_set():
             self._give_up(list(self._held.values()))
             self._watch_loop()
+            if self._presence is not None:
+                self._presence.keep_up(link)
             await asyncio.sleep(self._pause())
-        link.abort()
+        if self._presence is not None:
+            await self._presence.settle(link)
+        if link.busy:
+            link.abort()
         renewing.cancel()
         await asyncio.wait([renewing])
+        if self._presence is not None:
+            await self._presence.leave(link)
         await link.close()
 
     async def _renew_for_ever(self, link: Link) -> None:
         while True:
             leases = list(self._held.values())
-            link.deadline = min(10.0, max(1.0, self._shortest() / 3))
+            link.deadline = min(10.0, max(1.0, self._shortest() / 3)) if leases else _IDLE
             try:
                 await self._renew(link, leases)
             except Exception as error:  # noqa: BLE001 - whatever it is, leases must be renewed

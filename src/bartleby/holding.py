@@ -16,6 +16,7 @@ from bartleby.held import Held
 from bartleby.lanes import Lane
 from bartleby.link import Link
 from bartleby.message import Lease, Message
+from bartleby.presence import Presence
 from bartleby.settling import Settler
 
 _PUT_BACK_EVERY = 2.0
@@ -29,13 +30,15 @@ Following = Callable[[], Awaitable[tuple[Held, list[Message]] | None]]
 class Holding:
     """Every lease of this process, the lanes its messages run in, and what settles and renews it."""
 
-    def __init__(self, settings: Settings, link: Link, stopping: asyncio.Event) -> None:
+    def __init__(
+        self, settings: Settings, link: Link, stopping: asyncio.Event, presence: Presence | None = None
+    ) -> None:
         self.stopping = stopping
         self.lanes: dict[str, Lane] = {}
         self.leases: dict[int, Held] = {}
         self._link = link
         self.settler = Settler(link, self._progress, self._settled, self._given_up)
-        self._heartbeat = Heartbeat(settings, self._lost_elsewhere)
+        self._heartbeat = Heartbeat(settings, self._lost_elsewhere, presence)
         self._solo_over = asyncio.Event()
         self._patience = _PATIENT
         self._alone_again = 0.0
@@ -82,6 +85,11 @@ class Holding:
     def running(self) -> int:
         """Return how many messages are with handlers whose end is awaited."""
         return sum(lane.running - lane.stuck for lane in self.lanes.values())
+
+    def load(self) -> tuple[int, int]:
+        """Return how many messages may run here at once, and how many do."""
+        lanes = list(self.lanes.values())
+        return sum(lane.concurrency for lane in lanes), sum(lane.running for lane in lanes)
 
     def _all_running(self) -> int:
         return sum(lane.running for lane in self.lanes.values())
@@ -148,7 +156,10 @@ class Holding:
         return min(delay, _ELSEWHERE)
 
     async def _started(self, held: Held) -> bool:
-        # from here on the message is to blame if the lease lapses
+        # From here on the message is to blame if the lease lapses. One that will not be run, since its lease was given
+        # up or is about to be, must not be said to begin: the database may not know of that yet, and would charge it.
+        if held.lost or held.deadline < time.monotonic():
+            return False
         try:
             await self._link.run(calls.start(held.id))
         except (psycopg.Error, BartlebyError, OSError) as error:
@@ -158,9 +169,12 @@ class Holding:
 
     async def show_life(self) -> None:
         """Show the heartbeat, for ever, that the event loop gets to other things than its handlers."""
-        while True:
-            self._heartbeat.seen_alive = time.monotonic()
-            await asyncio.sleep(0.25)
+        try:
+            while True:
+                self._heartbeat.seen_alive = time.monotonic()
+                await asyncio.sleep(0.25)
+        finally:
+            self._heartbeat.seen_alive = float("inf")  # at the end nobody shows it, and nobody blocks it
 
     async def watch_pace(self) -> None:
         """Put back, for ever, what was claimed for handlers that have become too slow for it."""

@@ -1,4 +1,4 @@
-"""The janitor: takes back lapsed leases, turns the segments of the log, forgets what nobody needs any more.
+"""The janitor: takes back lapsed leases, ends pauses, turns the segments of the log, adds up counts, forgets the old.
 
 Every worker has one, and one at a time works in a database: whoever holds the duty, a row that lapses unless renewed.
 """
@@ -7,11 +7,12 @@ import asyncio
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import psycopg
 
-from bartleby import calls, telemetry
+from bartleby import calls, grouping, telemetry
 from bartleby.config import Settings
 from bartleby.errors import BartlebyError
 from bartleby.link import Link, passing
@@ -23,7 +24,11 @@ _SHORT, _LONG = 5.0, 120.0
 _REAP = 1.0
 _TURN = 10.0
 _PRUNE = 60.0
-_MOST = 10_000
+_BULK = 2000
+_LITTLE = 200  # what grows old is forgotten so much at a time, and a tenth of the time: nobody waits for it
+_REST = 9
+_WALK = 20_000  # letters looked at, most of which stay where they are
+_SPELL, _BREATH = 0.5, 0.02
 _NEWS = ("emptied", "carried over", "writing")
 
 
@@ -68,12 +73,36 @@ class Janitor:
             done = await self._link.run(calls.turn())
             news = logging.INFO if any(word in done for word in _NEWS) else logging.DEBUG
             telemetry.event("segments.turned", done, level=news)
+        await self._tally()
+        await self._link.run(grouping.regroup(_WALK))
+        if seen := await self._link.run(calls.watch()):
+            telemetry.event("pgmq.watched", f"{seen} messages of pgmq were settled or moved by somebody else")
         if self._due("prune", _PRUNE):
-            pruned = [each for each in await self._link.run(calls.prune(_MOST)) if each.rows]
-            for each in pruned:
-                telemetry.event("pruned", f"forgot {each.rows} {each.what}")
-            if any(each.rows >= _MOST for each in pruned):
-                self._next["prune"] = 0.0  # there is more
+            await self._prune()
+
+    async def _tally(self) -> None:
+        # in short transactions, and not for long: leases are waiting to be taken back
+        until = time.monotonic() + _SPELL
+        while time.monotonic() < until:
+            if await self._link.run(grouping.tally(_BULK)) < _BULK:
+                return
+            await asyncio.sleep(_BREATH)
+
+    async def _prune(self) -> None:
+        until, total = time.monotonic() + _SPELL, Counter[str]()
+        while True:
+            begun = time.monotonic()
+            pruned = await self._link.run(calls.prune(_LITTLE))
+            total.update({each.what: each.rows for each in pruned})
+            more = any(each.rows >= _LITTLE for each in pruned)
+            if not more or time.monotonic() > until:
+                break
+            await asyncio.sleep(_REST * (time.monotonic() - begun))
+        for what, rows in total.items():
+            if rows:
+                telemetry.event("pruned", f"forgot {rows} {what}")
+        if more:
+            self._next["prune"] = 0.0
 
     def _due(self, what: str, every: float) -> bool:
         now = time.monotonic()

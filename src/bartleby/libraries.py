@@ -12,7 +12,7 @@ from typing import Any, LiteralString
 
 from psycopg.pq import TransactionStatus
 
-from bartleby.calls import Row
+from bartleby.answers import Row
 from bartleby.errors import InvalidArgument
 from bartleby.pooling import async_rows, rows
 

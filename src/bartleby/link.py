@@ -18,7 +18,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from bartleby import telemetry
-from bartleby.calls import Call, Row
+from bartleby.answers import Row
+from bartleby.calls import Call
 from bartleby.config import Settings
 from bartleby.errors import translated
 from bartleby.pooling import AsyncPooled, async_rows
@@ -38,6 +39,14 @@ def passing(error: BaseException) -> bool:
             error.sqlstate or ""
         ).startswith(_LEAVE)
     return isinstance(error, OSError)
+
+
+class _Wire(AsyncPooled):
+    """A connection that asks nobody when a statement is cancelled."""
+
+    async def cancel_safe(self, *, timeout: float = 0.0) -> None:  # noqa: ARG002, ASYNC109 - as psycopg calls it
+        """Shut it: to ask the server would take seconds if that hangs, and it notices by itself that we have gone."""
+        shut(self)
 
 
 class Link:
@@ -83,11 +92,21 @@ class Link:
         async with self._turn:
             return (await self._connected()).prepare_threshold is None
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection; it may not be known yet that it is lost."""
+        return self._connection is not None and not self._connection.closed
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs here."""
+        return self._turn.locked()
+
     def abort(self) -> None:
         """Let whatever runs here fail now, and say nothing of it."""
         self._silent = True
         if self._connection is not None and self._turn.locked():
-            _shut(self._connection)
+            shut(self._connection)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -99,7 +118,7 @@ class Link:
         if self._connection is None or self._connection.closed:
             try:
                 async with asyncio.timeout(self.deadline):
-                    connection = await AsyncPooled.connect(self._settings.dsn or "", autocommit=True, **self._options())
+                    connection = await _Wire.connect(self._settings.dsn or "", autocommit=True, **self._options())
             except TimeoutError:
                 raise psycopg.errors.ConnectionTimeout(f"no connection within {self.deadline:g} s") from None
             with self._leaving(connection):
@@ -179,12 +198,13 @@ class _Deadline:
 
     def _time_is_up(self) -> None:
         if self._loop.time() - self._due > _HELD_UP:
-            self._timer = self._loop.call_later(_HELD_UP, _shut, self._connection)
+            self._timer = self._loop.call_later(_HELD_UP, shut, self._connection)
         else:
-            _shut(self._connection)
+            shut(self._connection)
 
 
-def _shut(connection: AsyncPooled) -> None:
+def shut(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Let whatever waits for this connection fail now."""
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.shutdown(socket.SHUT_RDWR)
 

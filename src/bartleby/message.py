@@ -1,4 +1,4 @@
-"""The nouns: values that come out of the database and never change."""
+"""The nouns of a message's life: values that come out of the database and never change."""
 
 import json
 import re
@@ -84,6 +84,7 @@ class Failure:
     delay: float | None = None
     rule: str | None = None
     worker_version: str | None = None
+    handler: str | None = None
     max_attempts: int | None = None
     give_up_after: float | None = None
     reason: str | None = None
@@ -111,59 +112,6 @@ class Reaped:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A message that will not be tried again by itself."""
-
-    message_id: MessageId
-    queue: str
-    status: str
-    reason: str
-    error_type: str | None
-    error: str | None
-    traceback: str | None
-    attempts: int
-    crashes: int
-    cycle: int
-    key: str | None
-    raw: str = field(repr=False)
-    worker: str
-    created_at: datetime
-    first_failed_at: datetime
-    dead_at: datetime
-    fingerprint: str | None
-    worker_version: str | None
-    generation: int | None
-    raw_headers: str | None = field(repr=False)
-    replayed_at: datetime | None
-    replayed_by: str | None
-    replay_reason: str | None
-    resolved_at: datetime | None
-    failure_history: list[dict[str, Any]] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt that failed, was rejected, was lost or took its worker along; `rule` says what decided."""
-
-    message_id: MessageId
-    queue: str
-    cycle: int
-    attempt: int
-    outcome: str
-    verdict: str
-    rule: str | None
-    error_type: str | None
-    error: str | None
-    traceback: str | None
-    fingerprint: str | None
-    worker: str
-    worker_version: str | None
-    lease_id: LeaseId
-    failed_at: datetime
-    retry_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
 class LivingMessage:
     """A message that is neither done nor dead, and where it is: `ready`, `leased` or `deferred` until `run_at`."""
 
@@ -187,19 +135,6 @@ class LivingMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Dead letters that died of the same; the error is that of the newest."""
-
-    fingerprint: str | None
-    queue: str
-    error_type: str | None
-    error: str | None
-    dead: int
-    first_dead_at: datetime
-    last_dead_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class Pruned:
     """What upkeep has forgotten because it was old, and how many."""
 
@@ -209,7 +144,7 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue and how many of its messages are where."""
+    """A queue and how many of its messages are where; a pause with an end is over by itself then."""
 
     name: str
     ready: int
@@ -223,6 +158,7 @@ class Queue:
     breaker_since: datetime | None
     breaker_cause: str | None
     next_probe_at: datetime | None
+    paused_until: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +204,11 @@ def checked_key(key: object) -> str:
 def storable(text: str) -> str:
     """Return a text with what PostgreSQL cannot store replaced: a failure must be recorded whatever it is made of."""
     return str(text).encode(errors="replace").decode().replace("\0", "\ufffd")
+
+
+def stated(text: str | None) -> str | None:
+    """Return a text with what PostgreSQL cannot store replaced, and None as it is."""
+    return None if text is None else storable(text)
 
 
 def decode(text: str) -> Any:  # noqa: ANN401 - any JSON value

@@ -1,38 +1,23 @@
-"""Calls of an operator: queues and their breakers, dead letters and the evidence, replay."""
+"""Calls of an operator that are about queues and their breakers, about messages, and about the audit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, LiteralString
 
+from bartleby.answers import every, first, nothing, scalar
 from bartleby.calls import Call
 from bartleby.errors import InvalidMessage, InvalidPolicy
-from bartleby.message import (
-    Attempt,
-    DeadLetter,
-    Group,
-    LivingMessage,
-    MessageId,
-    Queue,
-    encode,
-    storable,
-)
+from bartleby.evidence import Attempt, AuditLine, AuditProblem
+from bartleby.message import LivingMessage, Queue, encode, stated, storable
 
 _QUEUES: LiteralString = """
 select name, ready, leased, deferred, dead, oldest_ready_at, next_due_at, paused, breaker, breaker_since, breaker_cause,
-  next_probe_at
+  next_probe_at, paused_until
 from bartleby.queues order by name"""
 
-_DEAD_LETTER: LiteralString = """
-select message_id, queue, status, reason, error_type, error, traceback, attempts, crashes, cycle, key, payload::text,
-  worker, created_at, first_failed_at, dead_at, fingerprint, worker_version, generation, headers::text, replayed_at,
-  replayed_by, replay_reason, resolved_at, failure_history
-from bartleby.dead_letters"""
-
-_NEWEST: LiteralString = """
-where status = 'dead' and (queue = %s or %s::text is null) order by dead_at desc, message_id desc limit %s::integer"""
-
 _ATTEMPTS: LiteralString = """
-select message_id, queue, cycle, attempt, outcome, verdict, rule, error_type, error, traceback, fingerprint, worker,
-  worker_version, lease_id, failed_at, retry_at
+select message_id, queue, cycle, attempt, outcome, verdict, rule, handler, error_type, error, traceback, fingerprint,
+  worker, worker_version, lease_id, failed_at, retry_at
 from bartleby.attempts where message_id = %s::bigint order by failed_at, lease_id"""
 
 _MESSAGE: LiteralString = """
@@ -40,102 +25,147 @@ select message_id, queue, state, position, attempts, crashes, cycle, solo, max_a
   payload::text, created_at, run_at, worker, leased_until
 from bartleby.messages where message_id = %s::bigint limit 1"""
 
-_GROUPS: LiteralString = """
-select fingerprint, queue, error_type, error, dead, first_dead_at, last_dead_at
-from bartleby.groups where queue = %s or %s::text is null
-order by dead desc, last_dead_at desc, queue, fingerprint limit %s::integer"""
+_AUDIT: LiteralString = """
+select id, at, actor, db_user, action, subject, reason, request_id, before, after, hash
+from bartleby.audit_log
+where (id < %s::bigint or %s::bigint is null) and (actor = %s::text or %s::text is null)
+  and (action = %s::text or %s::text is null) and (request_id = %s::text or %s::text is null)
+order by id desc limit %s::integer"""
 
 
-def create_queue(queue: str, policy: Mapping[str, Any] | None = None) -> Call[None]:
+def create_queue(
+    queue: str,
+    policy: Mapping[str, Any] | None = None,
+    *,
+    actor: str | None = None,
+    reason: str | None = None,
+    request_id: str | None = None,
+) -> Call[None]:
     """Create a queue, or change the policy of the one there is."""
-    return Call("select bartleby.create_queue(%s, %s::jsonb)", (storable(queue), _policy(policy or {})), _nothing)
+    parameters = (storable(queue), _policy(policy or {}), *_by(actor, reason, request_id))
+    return Call("select bartleby.create_queue(%s, %s::jsonb, %s, %s, %s)", parameters, nothing)
 
 
-def configure_queue(queue: str, policy: Mapping[str, Any]) -> Call[None]:
+def attach_pgmq(
+    queue: str,
+    policy: Mapping[str, Any] | None = None,
+    *,
+    sibling: bool = True,
+    actor: str | None = None,
+    reason: str | None = None,
+    request_id: str | None = None,
+) -> Call[None]:
+    """Give a queue of pgmq our dead letters, or change its policy; its messages stay where they are."""
+    parameters = (storable(queue), _policy(policy or {}), sibling, *_by(actor, reason, request_id))
+    return Call("select bartleby.pgmq_attach(%s, %s::jsonb, %s, %s, %s, %s)", parameters, nothing)
+
+
+def configure_queue(
+    queue: str,
+    policy: Mapping[str, Any],
+    *,
+    actor: str | None = None,
+    reason: str | None = None,
+    request_id: str | None = None,
+) -> Call[None]:
     """Change the policy keys that are given."""
-    return Call("select bartleby.configure_queue(%s, %s::jsonb)", (storable(queue), _policy(policy)), _nothing)
+    parameters = (storable(queue), _policy(policy), *_by(actor, reason, request_id))
+    return Call("select bartleby.configure_queue(%s, %s::jsonb, %s, %s, %s)", parameters, nothing)
 
 
-def drop_queue(queue: str, *, force: bool = False) -> Call[None]:
+def drop_queue(
+    queue: str,
+    *,
+    force: bool = False,
+    actor: str | None = None,
+    reason: str | None = None,
+    request_id: str | None = None,
+) -> Call[None]:
     """Remove an empty queue, or with `force` any queue."""
-    return Call("select bartleby.drop_queue(%s, %s)", (storable(queue), force), _nothing)
+    parameters = (storable(queue), force, *_by(actor, reason, request_id))
+    return Call("select bartleby.drop_queue(%s, %s, %s, %s, %s)", parameters, nothing)
 
 
-def pause_queue(queue: str) -> Call[None]:
-    """Hand out nothing until resumed; sending goes on."""
-    return Call("select bartleby.pause_queue(%s)", (storable(queue),), _nothing)
+def pause_queue(
+    queue: str,
+    *,
+    actor: str | None = None,
+    reason: str | None = None,
+    request_id: str | None = None,
+    until: datetime | None = None,
+) -> Call[None]:
+    """Hand out nothing until then, or until resumed; sending goes on. Pausing again replaces the end."""
+    parameters = (storable(queue), *_by(actor, reason, request_id), until)
+    return Call("select bartleby.pause_queue(%s, %s, %s, %s, %s::timestamptz)", parameters, nothing)
 
 
-def resume_queue(queue: str) -> Call[None]:
+def resume_queue(
+    queue: str, *, actor: str | None = None, reason: str | None = None, request_id: str | None = None
+) -> Call[None]:
     """Hand out messages again."""
-    return Call("select bartleby.resume_queue(%s)", (storable(queue),), _nothing)
+    parameters = (storable(queue), *_by(actor, reason, request_id))
+    return Call("select bartleby.resume_queue(%s, %s, %s, %s)", parameters, nothing)
 
 
-def close_breaker(queue: str, *, actor: str, reason: str) -> Call[bool]:
+def close_breaker(queue: str, *, actor: str, reason: str, request_id: str | None = None) -> Call[bool]:
     """Hand out messages again whatever the breaker found; return whether it was open or forced."""
-    parameters = (storable(queue), storable(actor), storable(reason))
-    return Call("select bartleby.close_breaker(%s, %s, %s)", parameters, _flag)
+    parameters = (storable(queue), *_by(actor, reason, request_id))
+    return Call("select bartleby.close_breaker(%s, %s, %s, %s)", parameters, scalar)
 
 
-def force_breaker(queue: str, *, actor: str, reason: str) -> Call[bool]:
+def force_breaker(queue: str, *, actor: str, reason: str, request_id: str | None = None) -> Call[bool]:
     """Hand out nothing, not even probes, until the breaker is closed; return whether it was not forced before."""
-    parameters = (storable(queue), storable(actor), storable(reason))
-    return Call("select bartleby.force_breaker(%s, %s, %s)", parameters, _flag)
+    parameters = (storable(queue), *_by(actor, reason, request_id))
+    return Call("select bartleby.force_breaker(%s, %s, %s, %s)", parameters, scalar)
 
 
 def queues() -> Call[list[Queue]]:
     """Return every queue, how many of its messages are where, and its breaker."""
-    return Call(_QUEUES, (), lambda rows: [Queue(*row) for row in rows])
-
-
-def dead_letters(queue: str | None = None, *, limit: int = 100) -> Call[list[DeadLetter]]:
-    """Return the newest dead letters, of one queue or of all."""
-    queue = None if queue is None else storable(queue)
-    return Call(_DEAD_LETTER + _NEWEST, (queue, queue, limit), lambda rows: [DeadLetter(*row) for row in rows])
-
-
-def dead_letter(message_id: int) -> Call[DeadLetter | None]:
-    """Return the dead letter of a message, be it dead, replayed or resolved."""
-    text = _DEAD_LETTER + " where message_id = %s::bigint"
-    return Call(text, (message_id,), lambda rows: DeadLetter(*rows[0]) if rows else None)
-
-
-def groups(queue: str | None = None, *, limit: int = 100) -> Call[list[Group]]:
-    """Return what the dead letters died of, the largest groups first, of one queue or of all."""
-    queue = None if queue is None else storable(queue)
-    return Call(_GROUPS, (queue, queue, limit), lambda rows: [Group(*row) for row in rows])
+    return Call(_QUEUES, (), every(Queue))
 
 
 def attempts(message_id: int) -> Call[list[Attempt]]:
     """Return what the ledger says about a message, oldest first."""
-    return Call(_ATTEMPTS, (message_id,), lambda rows: [Attempt(*row) for row in rows])
+    return Call(_ATTEMPTS, (message_id,), every(Attempt))
 
 
 def find_message(message_id: int) -> Call[LivingMessage | None]:
     """Return a message that is neither done nor dead, and where it is."""
-    return Call(_MESSAGE, (message_id,), lambda rows: LivingMessage(*rows[0]) if rows else None)
+    return Call(_MESSAGE, (message_id,), first(LivingMessage))
 
 
 def last_message_id() -> Call[int]:
     """Return the highest id that a message was ever given; 0 if none was."""
-    return Call("select bartleby.last_message_id()", (), lambda rows: int(rows[0][0]))
+    return Call("select bartleby.last_message_id()", (), scalar)
 
 
-def replay(
-    message_ids: Sequence[int], *, actor: str, reason: str, generation: int | None = None
-) -> Call[list[MessageId]]:
-    """Let dead messages live again under their own ids, if wanted in a new generation; return those that were dead."""
-    parameters = (list(message_ids), storable(actor), storable(reason), generation)
-    text: LiteralString = "select bartleby.replay(%s::bigint[], %s, %s, %s::bigint)"
-    return Call(text, parameters, lambda rows: [row[0] for row in rows])
+def audit_log(
+    *,
+    limit: int = 50,
+    before_id: int | None = None,
+    actor: str | None = None,
+    action: str | None = None,
+    request_id: str | None = None,
+) -> Call[list[AuditLine]]:
+    """Return what operators did, the newest first; `before_id` is the last line of the page before."""
+    wanted = [stated(each) for each in (actor, action, request_id)]
+    parameters = (before_id, before_id, *(each for one in wanted for each in (one, one)), limit)
+    return Call(_AUDIT, parameters, every(AuditLine))
 
 
-def _nothing(_rows: Sequence[tuple[Any, ...]]) -> None:
-    return None
+def verify_audit(anchor: str | None = None) -> Call[list[AuditProblem]]:
+    """Return where the audit was tampered with; an `anchor` of before also finds a tail that was cut off."""
+    text: LiteralString = "select id, problem from bartleby.verify_audit(%s)"
+    return Call(text, (stated(anchor),), every(AuditProblem))
 
 
-def _flag(rows: Sequence[tuple[Any, ...]]) -> bool:
-    return bool(rows[0][0])
+def audit_anchor() -> Call[str]:
+    """Return where the audit ends now, to be kept outside of the database and given to `verify_audit`."""
+    return Call("select bartleby.audit_anchor()", (), scalar)
+
+
+def _by(actor: str | None, reason: str | None, request_id: str | None) -> tuple[str | None, ...]:
+    return tuple(stated(each) for each in (actor, reason, request_id))
 
 
 def _policy(policy: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from bartleby import inspection
-from bartleby.calls import Row
+from bartleby.answers import Row
 from bartleby.config import Settings
 
 Connection = psycopg.Connection[Any]

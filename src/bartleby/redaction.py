@@ -61,11 +61,11 @@ _RULES: tuple[Rule, ...] = (
     (("eyj",), re.compile(r"(?<![\w-])eyJ[\w-]{6,4000}\.[\w-]{2,4000}(?:\.[\w-]{0,4000})?"), _HIDDEN),
     (("akia", "asia", "aroa", "aida"), re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,32}\b"), _HIDDEN),
     (
-        ("gh", "glpat-", "xox", "k_live_", "k_test_", "sk-", "aiza", "npm_", "pypi-", "sg.", "hf_", "whsec_"),
+        ("gh", "glpat-", "xox", "k_live_", "k_test_", "sk-", "aiza", "npm_", "pypi-", "sg.", "hf_", "whsec_", "bly_"),
         re.compile(
             r"(?<![\w-])(?:gh[oprsu]_\w{20,300}|github_pat_\w{20,300}|glpat-[\w-]{16,300}|xox[a-z]-[\w-]{10,300}"
             r"|[psr]k_(?:live|test)_\w{10,300}|sk-[\w-]{20,300}|AIza[\w-]{30,100}|npm_\w{20,300}|pypi-[\w-]{20,300}"
-            r"|SG\.[\w-]{10,100}\.[\w-]{10,100}|hf_\w{20,100}|whsec_[\w+/=]{10,100})"
+            r"|SG\.[\w-]{10,100}\.[\w-]{10,100}|hf_\w{20,100}|whsec_[\w+/=]{10,100}|bly_[\w-]{43})"
         ),
         _HIDDEN,
     ),

@@ -21,20 +21,23 @@ from bartleby.version import __version__
 Connection = psycopg.Connection[Any]
 
 SQL: Traversable = files("bartleby") / "sql"
+_FOR_PGMQ = re.compile(r"^\\if :pgmq\n.*?^\\endif\n", re.MULTILINE | re.DOTALL)
 _STEP = re.compile(r"(?P<old>\d+\.\d+\.\d+)--(?P<new>\d+\.\d+\.\d+)\.sql")
 
 
-def install_sql(sql: Traversable = SQL) -> str:
-    """Return what install.sql and the files it names say, as one script."""
-    included = re.findall(r"^\\ir (\S+)$", (sql / "install.sql").read_text(), re.MULTILINE)
-    return "\n".join((sql / name).read_text() for name in included)
+def install_sql(sql: Traversable = SQL, *, pgmq: bool = False) -> str:
+    """Return what install.sql and the files it names say, as one script, with or without those for pgmq."""
+    script = (sql / "install.sql").read_text()
+    if not pgmq:
+        script = _FOR_PGMQ.sub("", script)
+    return "\n".join((sql / name).read_text() for name in re.findall(r"^\\ir (\S+)$", script, re.MULTILINE))
 
 
 def install(connection: Connection, sql: Traversable = SQL) -> None:
     """Install the schema; where it is already, nothing is lost."""
     with translated(), connection.transaction():
         _one_at_a_time(connection)
-        _run(connection, install_sql(sql))
+        _run(connection, install_sql(sql, pgmq=_has_pgmq(connection)))
 
 
 def uninstall(connection: Connection) -> None:
@@ -63,7 +66,9 @@ def upgrade(connection: Connection, sql: Traversable = SQL, to: str = __version_
         path = list(_path(sql, installed, to))
         for step in path:
             _run(connection, (sql / "upgrade" / step).read_text())
-        _run(connection, install_sql(sql))  # which refuses if a step did not record its version
+        _run(
+            connection, install_sql(sql, pgmq=_has_pgmq(connection))
+        )  # which refuses if a step did not record its version
     return path
 
 
@@ -84,6 +89,11 @@ def _path(sql: Traversable, old: str, new: str) -> Iterator[str]:
 def _one_at_a_time(connection: Connection) -> None:
     # Two that install or upgrade at once would trip over each other's half-made objects.
     connection.execute("select pg_advisory_xact_lock(hashtextextended('bartleby.schema', 0))")
+
+
+def _has_pgmq(connection: Connection) -> bool:
+    ((found,),) = connection.execute("select to_regclass('pgmq.meta') is not null").fetchall()
+    return bool(found)
 
 
 def _run(connection: Connection, script: str) -> None:

@@ -1,7 +1,8 @@
 """The worker: claims messages of many queues, runs their handlers, and settles what became of them.
 
     fetcher (one a queue) → lane (coroutines or threads) → settler
-    heartbeat (a thread) renews the leases; the listener wakes idle fetchers; the janitor tidies up for everybody
+    heartbeat (a thread) renews the leases; the listener wakes idle fetchers; the janitor tidies up for everybody,
+    the replayer runs replay plans, and the spooler keeps failures that the database cannot be told of
 
 It has few connections and loses none of its work with them: claims begin anew, settlements are repeated, and a lease
 that could not be renewed is given up here before it lapses there.
@@ -13,7 +14,7 @@ import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import psycopg
 
@@ -27,6 +28,9 @@ from bartleby.holding import Holding
 from bartleby.janitor import Janitor
 from bartleby.lanes import CoroutineLane, Lane
 from bartleby.link import Link
+from bartleby.presence import Facts, Presence
+from bartleby.replaying import Replayer
+from bartleby.spooling import Spooler
 from bartleby.terms import Terms
 from bartleby.threads import ThreadLane
 from bartleby.waking import Listener
@@ -42,7 +46,9 @@ class Worker:
 
     `concurrency` is how many messages of a queue run at once where its handler does not say, `claim_limit` how many
     are claimed at once, `grace` how long running handlers may take to finish after `stop`, and `poll` how often to look
-    where nothing can be heard (all in seconds).
+    where nothing can be heard (all in seconds). Without `upkeep` it is left to others to take back lapsed leases, to
+    tidy up and to run replay plans. `kind` is what it is among the workers that an operator sees; None: it is not seen,
+    and cannot be told to drain. `on_drain` is called instead of `drain` when it is told so.
     """
 
     def __init__(
@@ -55,6 +61,9 @@ class Worker:
         grace: float = 30.0,
         poll: float = 1.0,
         until_idle: bool = False,
+        upkeep: bool = True,
+        kind: str | None = "worker",
+        on_drain: Callable[[], None] | None = None,
     ) -> None:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._app = app
@@ -62,7 +71,10 @@ class Worker:
         self._concurrency = concurrency
         self._claim_limit = claim_limit
         self._grace = grace
+        self._upkeep = upkeep
         self._now = asyncio.Event()
+        self._told = False
+        self._on_drain = on_drain or self.drain
         self._settles = Link(app.settings, "settles")
         claims, stopping = Link(app.settings, "claims"), asyncio.Event()
         self._shared = Shared(
@@ -71,11 +83,12 @@ class Worker:
             link=claims,
             terms=Terms(claims),
             listener=Listener(app.settings, [handler.queue for handler in self._handlers]),
-            holding=Holding(app.settings, self._settles, stopping),
+            holding=Holding(app.settings, self._settles, stopping, None if kind is None else self._presence(kind)),
             stopping=stopping,
             poll=poll,
             until_idle=until_idle,
         )
+        self._spooler = Spooler(app.settings, self._shared.holding.settler, self.name, stopping)
 
     @property
     def counts(self) -> Counter[str]:
@@ -90,9 +103,12 @@ class Worker:
     async def run(self) -> Counter[str]:
         """Work; return the counts."""
         shared, holding = self._shared, self._shared.holding
-        janitor = Janitor(self._app.settings, self.name)
+        duties: list[Janitor | Replayer] = []
+        if self._upkeep:
+            duties = [Janitor(self._app.settings, self.name), Replayer(self._app.settings, self.name)]
         try:
             await self._prepare()
+            self._loop = asyncio.get_running_loop()
             holding.start()
             queues = ", ".join(sorted(holding.lanes))
             telemetry.event("worker.started", f"{self.name} works on {queues}", worker=self.name)
@@ -102,17 +118,20 @@ class Worker:
                     tasks.create_task(holding.watch_pace()),
                     tasks.create_task(holding.show_life()),
                     tasks.create_task(shared.listener.run()),
-                    tasks.create_task(janitor.run()),
+                    *(tasks.create_task(duty.run()) for duty in duties),
+                    tasks.create_task(self._spooler.watch()),
+                    tasks.create_task(self._spooler.enter()),
                 ]
                 fetchers = [tasks.create_task(Fetcher(lane, shared).run()) for lane in holding.lanes.values()]
                 await self._told_to_stop()
                 await self._drain(fetchers)
-                for hanging in (shared.listener, janitor):
+                for hanging in (shared.listener, *duties, self._spooler):
                     hanging.abort()
                 for helper in helpers:
                     helper.cancel()
         finally:
             holding.close()
+            await self._spooler.close()
             await shared.link.close()
             await self._settles.close()
         telemetry.event("worker.stopped", f"{self.name} has stopped", **self.counts)
@@ -120,9 +139,14 @@ class Worker:
 
     def stop(self) -> None:
         """Claim nothing more and finish what runs; said again, stop now. What is not finished is released."""
-        if self._shared.stopping.is_set():
+        if self._told:
             self._now.set()
-        elif running := self.running:
+        self._told = True
+        self.drain()
+
+    def drain(self) -> None:
+        """Claim nothing more and finish what runs, as after the first `stop`; the next `stop` still is the first."""
+        if not self._shared.stopping.is_set() and (running := self.running):
             text = f"finishing {running} running handlers, for at most {self._grace:g} s; said again, it does not wait"
             telemetry.event("worker.stopping", text)
         self._shared.stopping.set()
@@ -130,8 +154,22 @@ class Worker:
         for lane in self._shared.holding.lanes.values():
             lane.wanted.set()
 
+    def _presence(self, kind: str) -> Presence:
+        facts = Facts(self.name, kind, self._app.version, sorted(handler.queue for handler in self._handlers))
+        return Presence(facts, self._load, self._drain_wanted)
+
+    def _load(self) -> tuple[int, int]:
+        return self._shared.holding.load()
+
+    def _drain_wanted(self) -> None:
+        # in the thread of the heartbeat
+        telemetry.event("worker.draining", f"an operator wants {self.name} to stop", worker=self.name)
+        with contextlib.suppress(RuntimeError):  # it has just ended
+            self._loop.call_soon_threadsafe(self._on_drain)
+
     async def _prepare(self) -> None:
         await self._shared.terms.check_version()
+        await self._spooler.prepare(self._shared.link)
         recorder = self._app.recorder()
         for handler in self._handlers:
             await self._shared.terms.prepare(handler.queue)
@@ -150,7 +188,8 @@ class Worker:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.05 if shared.until_idle else None):
                     await shared.stopping.wait()
-            if shared.until_idle and len(shared.idle) == len(shared.holding.lanes) and not shared.holding.leases:
+            nothing_left = not shared.holding.leases and self._spooler.idle
+            if shared.until_idle and len(shared.idle) == len(shared.holding.lanes) and nothing_left:
                 self.stop()
 
     async def _drain(self, fetchers: "list[asyncio.Task[None]]") -> None:

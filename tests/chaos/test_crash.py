@@ -43,7 +43,7 @@ def test_a_message_that_kills_its_worker_dies_alone(
     values = [KILLER if k == 42 else f"innocent{k}" for k in range(100)]
     conn.execute("select bartleby.send_many(%s, %s)", [QUEUE, Jsonb([{"payload": value} for value in values])])
     deaths, ledger = 0, tmp_path / "work.ledger"
-    while start("work", dsn, ledger).wait(30) == DEATH:
+    while start("work", dsn, ledger).wait(60) == DEATH:
         deaths += 1
         clock.advance(61)
         conn.execute("select bartleby.reap()")
@@ -99,7 +99,7 @@ def test_a_crash_of_the_server_loses_nothing_and_charges_nobody(
         producer = start("produce", server.dsn, ledger, 100_000)
         wait_for_commits(ledger, 20)
         crash(server)
-        assert producer.wait(30) != 0, "the producer did not notice"
+        assert producer.wait(60) != 0, "the producer did not notice"
         open_sender.close()
         with (
             dev.start(folder, settings=settings) as again,
@@ -183,7 +183,11 @@ def test_a_killed_backend_restarts_the_server_and_charges_nobody(scratch: Path) 
         install(server.dsn)
         with psycopg.connect(server.dsn, autocommit=True) as conn:
             suspect = leave_things_open(conn, server.dsn, prepare=False)
-            os.kill(conn.info.backend_pid, signal.SIGKILL)
+            with psycopg.connect(server.dsn, autocommit=True) as witness:
+                os.kill(conn.info.backend_pid, signal.SIGKILL)
+                # the server lets people in until it has noticed, and then cuts everybody off
+                with pytest.raises(psycopg.OperationalError):
+                    witness.execute("select pg_sleep(60)")
         with connect_again(server.dsn) as conn:
             conn.execute("update bartleby.lease set until = until - interval '2 minutes'")
             outcomes = conn.execute("select outcome from bartleby.reap()").fetchall()

@@ -83,7 +83,7 @@ def test_a_worker_follows_the_primary(pair: tuple[dev.Server, dev.Server], tmp_p
             promoted = time.monotonic()
             connection.execute("select bartleby.send('orders', '-1')")
             until(lambda: b"-1\n" in ledger.read_bytes(), what="a message that only the new primary knows")
-            until(lambda: in_hand(connection) == 0, seconds=30, what="an empty queue")
+            until(lambda: in_hand(connection) == 0, seconds=60, what="an empty queue")
         first = time.monotonic() - promoted
         worker.term()
         assert worker.end() == 0
@@ -91,7 +91,7 @@ def test_a_worker_follows_the_primary(pair: tuple[dev.Server, dev.Server], tmp_p
     assert set(done) == set(range(-1, COUNT)), "lost"
     # what was in its hands when the primary died is delivered again, and no more
     assert len(done) - len(set(done)) <= seen + 1000, f"{len(done) - len(set(done))} duplicates"
-    assert first < 30
+    assert first < 60
 
 
 def in_hand(connection: psycopg.Connection[tuple[object, ...]]) -> int:

@@ -198,7 +198,7 @@ def torture(
 
 def wait_until_empty(admin: Connection) -> None:
     # less than the minute after which the sweep behind the mark would find what was passed by
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 50
     while admin.execute("select from bartleby.messages limit 1").rowcount:
         assert time.monotonic() < deadline, admin.execute(
             "select state, count(*), min(message_id), max(run_at) from bartleby.messages group by 1"

@@ -14,7 +14,7 @@ CAUGHT: dict[str, tuple[Callable[[Stage, int], None], int, str]] = {
     # what a late worker settles may be somebody else's, or nobody's any more
     "no_lease_guard": (worker_profiles.frozen, 6, "wrong_owner|lost"),
     "ack_before_the_handler_ran": (worker_profiles.killed, 3, "unearned"),
-    "no_heartbeat": (worker_profiles.undisturbed, 8, "unexplained"),
+    "no_heartbeat": (worker_profiles.undisturbed, 60, "unexplained"),
     "no_solo_lane": (partial(worker_profiles.aborting, processes=2), 2, "siblings were charged"),
     "release_charges": (worker_profiles.restarted, 4, "wrongly_charged"),
     "everybody_pays_for_a_crash": (worker_profiles.killed, 3, "wrongly_charged"),

@@ -10,6 +10,7 @@ Lines of JSON in CHAOS_FOLDER/<pid>.ran, each written at once, so that a killed 
     K time try [[position, verdict]]                                the database has it
     L time try                                                      refused: the lease is lost
     U time try error                                                nobody knows
+    C time lease                                                    a claim left that was granted this lease
     A time lease value                                              a claim handed out a message that has to run alone
 
 The clock is the system's monotonic one, the same for every process.
@@ -20,6 +21,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +70,9 @@ def ledger(pid: int, opened: dict[int, int] = {}) -> int:  # noqa: B006 - one fo
 def running(message: Message) -> Iterator[dict[str, Any]]:
     run, plan = next(NUMBERS), message.payload
     place = (message.id, message.attempt, message.lease_id, message.position, message.solo)
+    if plan.get("stop") and not (dozed := FOLDER / "dozed").exists():
+        dozed.touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
     write("B", time.monotonic(), run, message.queue, plan["v"], *place)
     try:
         yield plan
@@ -175,9 +180,12 @@ TRIES = itertools.count(1)
 async def run_and_tell(self: Link, call: Call[Any]) -> Any:
     kind = call.text.partition("bartleby.")[2].partition("(")[0]
     if kind not in KINDS:
+        asked = time.monotonic()
         answer = await run_as_it_is(self, call)
-        if kind == "claim" and answer is not None and answer.messages[0].solo:
-            write("A", time.monotonic(), answer.id, json.loads(answer.messages[0].raw).get("v"))
+        if kind == "claim" and answer is not None:
+            write("C", asked, answer.id)
+            if answer.messages[0].solo:
+                write("A", time.monotonic(), answer.id, json.loads(answer.messages[0].raw).get("v"))
         return answer
     number, (lease, what) = next(TRIES), (*call.parameters, None)[:2]
     positions = [each["position"] for each in json.loads(str(what))] if kind == "fail" else what

@@ -40,6 +40,9 @@ class Run:
     solo: bool
     ended: float | None = None
     how: str | None = None
+    claimed: float | None = None
+    started: float | None = None
+    """When its worker asked for its lease, and when it said that this message begins alone."""
     tries: list["Try"] = field(default_factory=list)
 
     def settled(self) -> "Try | None":
@@ -80,6 +83,7 @@ class Book:
         self.tries: list[Try] = []
         self.alone: dict[str, list[int]] = defaultdict(list)
         """The leases under which a message was handed out to run alone."""
+        self.claimed: dict[int, float] = {}
         for path in folder.glob("*.ran"):
             self._read(int(path.stem), path)
         self.runs.sort(key=lambda run: run.begun)
@@ -89,11 +93,13 @@ class Book:
             self.by_value[run.value].append(run)
             self.by_lease[run.lease].append(run)
         self.starts = [each for each in self.tries if each.kind == "start"]
+        for run in self.runs:
+            run.claimed = self.claimed.get(run.lease)
         for settling in self.tries:
-            if settling.kind == "start":
-                continue
             for run in self.by_lease.get(settling.lease, ()):
-                if settling.positions is None or run.position in settling.positions:
+                if settling.kind == "start":
+                    run.started = settling.left
+                elif settling.positions is None or run.position in settling.positions:
                     run.tries.append(settling)
 
     def _read(self, worker: int, path: Path) -> None:
@@ -104,6 +110,8 @@ class Book:
                 self.runs.append(runs.setdefault(number, Run(worker, time, *rest)))
             elif word == "S":
                 self.tries.append(tries.setdefault(number, Try(worker, time, *rest)))
+            elif word == "C":
+                self.claimed[number] = time
             elif word == "A":
                 self.alone[rest[0]].append(number)
             elif word in {"E", "F", "X"}:
@@ -236,7 +244,9 @@ def _check_attempts(report: Report, value: str, runs: list[Run], faults: list[Fa
 
 
 def _stricken(run: Run, faults: list[Fault]) -> bool:
-    return any(fault.worker == run.worker and fault.until >= run.begun for fault in faults)
+    # its worker may be hit after it was said to begin and before its handler did
+    since = run.begun if run.started is None else run.started
+    return any(fault.worker == run.worker and fault.until >= since for fault in faults)
 
 
 def explain(before: Run, after: Run, faults: list[Fault], lapsed: set[int]) -> str | None:
@@ -244,8 +254,10 @@ def explain(before: Run, after: Run, faults: list[Fault], lapsed: set[int]) -> s
     for each in before.tries:
         if each.how == "K" and each.kind in {"fail", "release"} and before.how != "E":
             return {"fail": "failed", "release": "released"}[each.kind]
+    # a handler that begins when its worker wakes up may have lost its lease before
+    since = before.begun if before.claimed is None or before.settled() else before.claimed
     for fault in faults:
-        if fault.hits(before.worker, before.begun, after.begun):
+        if fault.hits(before.worker, since, after.begun):
             return fault.kind
     if any(each.how == "U" for each in before.tries):
         return "unknown outcome"

@@ -21,10 +21,10 @@ NOISE = 4.0
 CRASH_BUDGET = 2
 
 
-def innocent(on: Stage, patience: float = 40) -> Report:
+def innocent(on: Stage, patience: float = 70) -> Report:
     """End the run and see that all is as promised. What a lost worker held runs alone now, and that takes time."""
     report = on.settle(patience)
-    assert not report.violations(), report
+    assert not report.violations(), str(report)  # whole: pytest cuts what it renders itself
     assert all(seconds < LEASE + REAP + NOISE for seconds in report.recoveries), report
     return report
 
@@ -55,9 +55,11 @@ def undisturbed(on: Stage, seconds: float) -> None:
         )
     for _ in range(2):
         on.start()
-    time.sleep(seconds)
-    again = on.report(set())
-    assert not again.unexplained, f"unexplained: {again}"
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(1)
+        again = on.report(set())
+        assert not again.unexplained, f"unexplained: {again}"
     assert not innocent(on).explained
 
 
@@ -68,14 +70,14 @@ def killed(on: Stage, seconds: float) -> None:
             on.begun(victim)
             on.kill(victim)
             on.start()
-    assert innocent(on, 40 + 2 * seconds).explained["killed"]
+    assert innocent(on, 70 + 2 * seconds).explained["killed"]
 
 
 def frozen(on: Stage, seconds: float) -> None:
     with under_load(on, 3, failing=0.3, ms=50):
         for _ in between(seconds, on, 0.1, 0.5):
             freeze_two(on)
-    assert innocent(on, 40 + 2 * seconds).explained["stopped"]
+    assert innocent(on, 70 + 2 * seconds).explained["stopped"]
     assert on.told("lease.lost", "settlement.refused")
 
 
@@ -131,14 +133,15 @@ def restarted(on: Stage, restarts: int) -> None:
 
 def aborting(on: Stage, killers: int, processes: int = 4) -> None:
     """Messages that take their process down, among siblings, and a few processes to take down."""
-    prepare(on, ABORT, lease=1, crash_budget=CRASH_BUDGET, backoff="none")
+    # a lease that lapses while a sibling runs alone, since its worker does not get the processor, is charged
+    prepare(on, ABORT, lease=LEASE, crash_budget=CRASH_BUDGET, backoff="none")
     siblings = [f"sibling{k}" for k in range(150 * killers)]
     plans: list[dict[str, Any]] = [{"v": value, "ms": on.rng.choice([5, 30, 300, 500])} for value in siblings]
     plans += [{"v": f"killer{k}", "ms": 300, "abort": True} for k in range(killers)]
     on.rng.shuffle(plans)
     send(on, ABORT, plans)
     boss = on.start("--processes", str(processes), queues=[ABORT])
-    drained(on, 30 * killers)
+    drained(on, 40 * killers)
     until(lambda: len(on.told("worker.started")) == processes + len(on.told("worker.died")), on.logs)
     assert len(children(boss)) == processes
     on.end(boss)

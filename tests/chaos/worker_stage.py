@@ -65,7 +65,8 @@ class Stage:
 
     def begun(self, *pids: int) -> None:
         """Wait until each of these workers has run something."""
-        until(lambda: all((self.folder / f"{pid}.ran").exists() for pid in pids), self.logs)
+        ledgers = [self.folder / f"{pid}.ran" for pid in pids]
+        until(lambda: all(path.exists() and '["B"' in path.read_text() for path in ledgers), self.logs)
 
     def any_worker(self) -> int:
         return self.rng.choice(sorted(self.workers))
@@ -94,7 +95,7 @@ class Stage:
         process.terminate()
         assert process.wait(seconds) == 0, self.logs()
 
-    def settle(self, seconds: float = 40) -> Report:
+    def settle(self, seconds: float = 70) -> Report:
         """Wait until the queues are empty, end the workers, and compare the ledgers."""
         drained(self, seconds)
         dead = set(self.column("select payload ->> 'v' from bartleby.dead_letters"))
@@ -248,7 +249,7 @@ def children(pid: int) -> list[int]:
     return []
 
 
-def until(condition: Callable[[], object], problem: str | Callable[[], str], seconds: float = 30) -> float:
+def until(condition: Callable[[], object], problem: str | Callable[[], str], seconds: float = 60) -> float:
     """Wait for a condition; return how long it took."""
     began = time.monotonic()
     while not condition():

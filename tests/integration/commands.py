@@ -11,6 +11,8 @@ from typing import Any
 
 PROGRAM = [sys.executable, "-c", "from bartleby.surfaces.cli import main; main()"]
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202eevil\r\b"
+# for a pytest that a test starts: users need not have them, and they take two thirds of its start
+WITHOUT_PLUGINS = ["-p", "no:hypothesispytest", "-p", "no:schemathesis"]
 STEERING = set("\x1b\x07\x9b\u202e\r\b")
 
 
@@ -32,10 +34,10 @@ def checked(code: int, out: bytes, err: bytes) -> Done:
     return done
 
 
-def on_a_terminal(dsn: str, *words: str) -> list[str]:
-    """What a terminal of 80 columns is given, without its colours."""
+def on_a_terminal(dsn: str, *words: str, columns: int = 80) -> list[str]:
+    """What a terminal of so many columns is given, without its colours."""
     master, slave = os.openpty()
-    environment = {**os.environ, "BARTLEBY_DSN": dsn, "COLUMNS": "80", "TERM": "xterm"}
+    environment = {**os.environ, "BARTLEBY_DSN": dsn, "COLUMNS": str(columns), "TERM": "xterm"}
     with subprocess.Popen([*PROGRAM, *words], stdout=slave, stdin=subprocess.DEVNULL, env=environment):
         os.close(slave)
         shown = b""

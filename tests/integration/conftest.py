@@ -60,7 +60,7 @@ def way(request: pytest.FixtureRequest, dsn: str) -> Iterator[Way]:
 @pytest.fixture
 def wait_for() -> Callable[[Callable[[], object]], None]:
     def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 30
         while not condition():
             assert time.monotonic() < deadline, "waited in vain"
             time.sleep(0.005)

@@ -32,6 +32,10 @@ class Proxy:
         before, _, after = direct.rpartition("@")
         return f"{before}@127.0.0.1:{self.port}/{after.partition('/')[2]}"
 
+    def lead_to(self, port: int) -> None:
+        """Lead new connections there; where nobody listens, they are closed."""
+        self._server = ("127.0.0.1", port)
+
     def cut(self) -> None:
         """Close every connection there is; new ones are made."""
         with self._lock:

@@ -148,7 +148,11 @@ CALLS = {
         lambda api: api.replay([1], actor=" ", reason="r"), InvalidArgument, "an actor and a reason"
     ),
     "replay beyond a bigint": Case(lambda api: api.replay([2**63], actor="a", reason="r"), InvalidArgument, "range"),
-    "negative page": Case(lambda api: api.dead_letters(limit=-1), InvalidArgument, "negative"),
+    "negative page": Case(lambda api: api.dead_letters(limit=-1), InvalidArgument, "1 to 10,000"),
+    "empty page": Case(lambda api: api.dead_letters(limit=0), InvalidArgument, "1 to 10,000"),
+    "endless page": Case(lambda api: api.dead_letters(limit=10_001), InvalidArgument, "1 to 10,000"),
+    "no such sort": Case(lambda api: api.dead_letters(sort="size"), InvalidArgument, "newest, oldest, id or -id"),
+    "no such place": Case(lambda api: api.dead_letters(after="here"), InvalidArgument, "no place"),
     "idle for NaN": Case(lambda api: api.idle("orders", math.nan), BartlebyError, "interval|range|NaN"),
     "idle for ever": Case(lambda api: api.idle("orders", 1e300), BartlebyError, "interval|range"),
 }
@@ -201,7 +205,7 @@ def test_bad_names_are_refused_and_known_to_nobody(way: Way) -> None:
             with pytest.raises(UnknownQueue, match="unknown queue") as unknown:
                 attempt()
             assert len(str(unknown.value)) < 200
-        assert way.api.dead_letters(name) == []
+        assert way.api.groups(name) == []
     assert way.api.queues() == []
 
 

@@ -310,13 +310,13 @@ def test_several_batches_run_at_once_and_no_more_than_said(app: Bartleby, awaite
 
     def handle(messages: list[Message]) -> list[None]:
         change(1)
-        full.wait(5)
+        full.wait(30)
         change(-1)
         return [None for _ in messages]
 
     async def handle_awaited(messages: list[Message]) -> list[None]:
         change(1)
-        until_full = asyncio.get_running_loop().run_in_executor(None, full.wait, 5)
+        until_full = asyncio.get_running_loop().run_in_executor(None, full.wait, 30)
         await until_full
         change(-1)
         return [None for _ in messages]
@@ -334,7 +334,7 @@ def test_a_batch_does_not_wait_to_be_full(app: Bartleby, awaited: bool) -> None:
     with working(app) as running:
         for number in range(1, 4):
             app.send("orders", number)
-            until(lambda: running.worker.counts["done"] >= running.worker.counts.total() == number, 5)  # noqa: B023 - at once
+            until(lambda: running.worker.counts["done"] >= running.worker.counts.total() == number)  # noqa: B023 - at once
 
 
 @BOTH

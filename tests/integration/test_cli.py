@@ -1,10 +1,9 @@
 """Every command as a user types it: what it prints, where, with which exit code, and never a traceback."""
 
-import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,14 @@ import psycopg
 import pytest
 
 from bartleby import Client, Failure, __version__, dev
-from bartleby.surfaces.cli import checkup
+from bartleby.surfaces import checkup
+from bartleby.surfaces.words import when
 from tests.integration.commands import HOSTILE, PROGRAM, STEERING, Done, checked, on_a_terminal
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 COMMANDS = (
-    "install", "upgrade", "uninstall", "sql", "dev", "doctor", "send", "queues", "dead", "groups", "explain", "work",
-    "janitor", "demo",
+    "install", "upgrade", "uninstall", "sql", "dev", "doctor", "send", "queues", "dead", "discard", "restore", "hold",
+    "erase", "groups", "replay", "audit", "explain", "repro", "work", "janitor", "demo",
 )  # fmt: skip
 
 
@@ -222,12 +222,48 @@ def test_queues_are_listed_created_changed_and_dropped(bartleby: Callable[..., D
     kept = bartleby("queues", "drop", "orders")
     assert kept.code == 1
     assert kept.err.splitlines() == [
-        "bartleby: queue orders still has messages",
-        "hint: bartleby queues drop NAME --force deletes it with its messages and dead letters",
+        "bartleby: queue orders still has messages or letters",
+        "hint: bartleby queues drop orders --force asks, and deletes it with its messages and dead letters",
     ]
-    assert bartleby("queues", "drop", "orders", "--force").code == 0
+    assert bartleby("queues", "drop", "orders", "--force", "--reason", "test", "--yes").code == 0
     assert bartleby("queues", "drop", "bills").code == 0
     assert bartleby("queues", "--json").document == []
+
+
+def test_a_pause_may_have_an_end(bartleby: Callable[..., Done], client: Client) -> None:
+    assert bartleby("queues", "pause", "orders").err == "queue orders is paused until it is resumed\n"
+    done = bartleby("queues", "pause", "orders", "--for", "1h30m", "--reason", "wrong mails")
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith("queue orders is paused until 20")
+    [queue] = client.queues()
+    assert queue.paused_until is not None
+    assert abs(queue.paused_until - datetime.now(UTC) - timedelta(minutes=90)) < timedelta(minutes=1)
+    assert bartleby("queues", "--json").document[0]["paused_until"] == queue.paused_until.isoformat()
+    assert f"paused, ends {when(queue.paused_until)}" in bartleby("queues").out
+    number = client.send("orders", 1)
+    assert f"the queue is paused until {when(queue.paused_until)} (in " in bartleby("explain", str(number)).out
+    assert bartleby("queues", "pause", "orders", "--until", "2099-11-16T08:00+00:00").code == 0
+    assert client.queues()[0].paused_until == datetime(2099, 11, 16, 8, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--for", "2h", "--until", "08:00"], 2, "say for how long, or until when"),
+        (["--for", "-5m"], 2, "'-5m' is no length of time"),
+        (["--for", "soon"], 2, "'soon' is no length of time"),
+        (["--until", "later"], 2, "'later' is no time"),
+        (["--until", "2020-01-01"], 1, "a queue is paused until a time to come"),
+        (["--for", "0s"], 1, "a queue is paused until a time to come"),
+    ],
+)
+def test_an_end_that_is_none(
+    bartleby: Callable[..., Done], client: Client, words: list[str], code: int, says: str
+) -> None:
+    done = bartleby("queues", "pause", "orders", *words)
+    assert (done.code, done.out) == (code, "")
+    assert done.err.startswith(f"bartleby: {says}")
+    assert not client.queues()[0].paused
 
 
 @pytest.mark.parametrize(
@@ -253,22 +289,6 @@ def test_what_cannot_be_done_to_a_queue_is_explained(
     assert done.err.startswith(f"bartleby: {says}")
 
 
-def test_dead_letters_are_listed(bartleby: Callable[..., Done], client: Client) -> None:
-    assert bartleby("dead").err == "no dead letters\n"
-    assert bartleby("dead", "--json").document == []
-    assert bartleby("dead", "orders").code == 0
-    older, newer = bury(client, "first"), bury(client, "second\nline", {"a": 1})
-    heading, first, second = bartleby("dead").out.splitlines()
-    assert heading.split()[:4] == ["message", "queue", "reason", "attempts"]
-    assert (first.split()[0], second.split()[0]) == (str(newer), str(older))
-    assert first.endswith("KeyError: second line")
-    assert [letter["message_id"] for letter in bartleby("dead", "orders", "--limit", "1", "--json").document] == [newer]
-    assert bartleby("dead", "--json").document[0]["raw"] == '{"a": 1}'
-    unknown = bartleby("dead", "nowhere")
-    assert (unknown.code, unknown.out) == (1, "")
-    assert unknown.err.startswith("bartleby: unknown queue: 'nowhere'\nhint: ")
-
-
 def test_it_is_the_same_in_a_process_of_its_own(process: Callable[..., Done], client: Client) -> None:
     assert process("send", "orders", stdin='"ü"'.encode()).out == "1\n"
     assert process("queues", "--json").document[0]["ready"] == 1
@@ -280,15 +300,6 @@ def test_it_is_the_same_in_a_process_of_its_own(process: Callable[..., Done], cl
     assert unreachable.err.startswith("bartleby: the database cannot be reached: connection failed")
     assert "error connecting in" not in unreachable.err
     assert process("nonsense").code == 2
-
-
-def test_hostile_text_does_not_steer_the_terminal(bartleby: Callable[..., Done], client: Client) -> None:
-    bury(client, HOSTILE, {"text": HOSTILE})
-    shown = bartleby("dead")
-    assert "\ufffd[31mred" in shown.out
-    letter = bartleby("dead", "--json").document[0]
-    assert letter["error"] == HOSTILE
-    assert json.loads(letter["raw"]) == {"text": HOSTILE}
 
 
 def test_on_a_terminal_a_dead_letter_is_one_line_and_a_finding_is_folded(client: Client, dsn: str) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 
 from bartleby import Client
 from bartleby.janitor import DUTY
+from bartleby.surfaces.cli import upkeep
 from tests.clock import move_clock
+from tests.integration.burying import bury
 from tests.integration.commands import PROGRAM, Done, on_a_terminal
 
 Conn = psycopg.Connection[tuple[Any, ...]]
@@ -111,8 +114,8 @@ def test_a_probe_that_is_out_and_one_that_is_due(bartleby: Callable[..., Done], 
     [
         (["nowhere", "open"], 1, "bartleby: unknown queue: 'nowhere'\nhint: bartleby queues lists them"),
         (["nowhere", "off"], 1, "bartleby: unknown queue: 'nowhere'"),
-        (["orders", "open", "--reason", " "], 1, "bartleby: forcing a breaker needs an actor and a reason"),
-        (["orders", "close", "--actor", ""], 1, "bartleby: closing a breaker needs an actor and a reason"),
+        (["orders", "open", "--reason", " "], 2, "bartleby: the reason is empty, and it is recorded"),
+        (["orders", "close", "--actor", ""], 2, "bartleby: --actor is empty"),
         (["orders", "half"], 2, "Usage: "),
         (["orders"], 2, "Usage: "),
     ],
@@ -134,17 +137,54 @@ def test_the_janitor_does_one_round(bartleby: Callable[..., Done], client: Clien
     clock.advance(40 * 86400)
     done = bartleby("janitor", "--once")
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines() == [
-        "orders: worker web-1:44 stopped answering: 2 messages released",
-        "segments: nothing to do",
-        "handled: forgot 1",
-        "events: forgot 0",
-    ]
+    told = done.out.splitlines()
+    assert told[:2] == ["orders: worker web-1:44 stopped answering: 2 messages released", "segments: nothing to do"]
+    assert "handled: forgot 1" in told
+    assert {each.partition(": ")[2] for each in told if ": forgot " in each} == {"forgot 0", "forgot 1"}
     assert "stopped answering" not in bartleby("janitor", "--once").out
     assert client.take_duty(DUTY, "somebody", 60) is True
     refused = bartleby("janitor", "--once")
     assert (refused.code, refused.out) == (0, "")
     assert refused.err == "nothing to do: a worker or another janitor does the upkeep\n"
+
+
+def test_one_round_of_the_janitor_runs_plans_at_their_rate(bartleby: Callable[..., Done], client: Client) -> None:
+    plan = client.plan_replay(ids=bury(client, range(30)), actor="ana", reason="hotfix", rate=20)
+    client.start_replay(plan, actor="ana", reason="hotfix")
+    assert f"replay {plan}: 30 replayed" in bartleby("janitor", "--once").out.splitlines()
+    found = client.find_replay(plan)
+    assert found is not None
+    assert found.status == "settling"
+    assert client.on_duty("replays") is None
+
+
+def test_the_role_of_a_worker_is_enough_for_a_round(
+    bartleby: Callable[..., Done], client: Client, conn: Conn, dsn: str
+) -> None:
+    conn.execute("drop role if exists keeper")
+    conn.execute("create role keeper login password 'x' in role bartleby_worker")
+    plan = client.plan_replay(ids=bury(client, range(3)), actor="ana", reason="hotfix")
+    client.start_replay(plan, actor="ana", reason="hotfix")
+    done = bartleby("janitor", "--once", address=f"postgresql://keeper:x@{dsn.partition('@')[2]}")
+    assert (done.code, done.err) == (0, "")
+    assert f"replay {plan}: 3 replayed" in done.out
+    conn.execute("drop role keeper")
+
+
+def test_one_round_of_the_janitor_has_an_end(
+    bartleby: Callable[..., Done], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "_SECONDS", 0.5)
+    plan = client.plan_replay(ids=bury(client, range(30)), actor="ana", reason="hotfix", rate=1)
+    client.start_replay(plan, actor="ana", reason="hotfix")
+    monkeypatch.setattr("bartleby.client.Runner.tally", lambda *_: 2000)
+    monkeypatch.setattr("bartleby.client.Runner.restless_groups", lambda *_: [1])
+    began = time.monotonic()
+    assert bartleby("janitor", "--once").code == 0
+    assert time.monotonic() - began < 20
+    found = client.find_replay(plan)
+    assert found is not None
+    assert (found.status, found.waiting > 20) == ("running", True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -159,7 +199,7 @@ def test_the_janitor_reaps_until_it_is_told_to_stop_and_leaves_the_duty(
         wait_for(lambda: client.queues()[0].leased == 0)
         assert client.take_duty(DUTY, "somebody else", 1) is False
         process.send_signal(number)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=30)
     assert process.returncode == 0
     told = [json.loads(line) for line in said.splitlines()]
     assert (told[0]["event"], told[-1]["event"]) == ("janitor.started", "janitor.stopped")
@@ -167,8 +207,7 @@ def test_the_janitor_reaps_until_it_is_told_to_stop_and_leaves_the_duty(
     assert client.take_duty(DUTY, "somebody else", 1) is True
 
 
-def test_the_janitor_says_at_once_that_there_is_no_database(bartleby: Callable[..., Done]) -> None:
-    for words in (["janitor"], ["janitor", "--once"]):
-        done = bartleby(*words, address="host=127.0.0.1 port=1 dbname=x")
-        assert (done.code, done.out) == (1, "")
-        assert done.err.startswith("bartleby: the database cannot be reached")
+def test_one_round_of_the_janitor_says_at_once_that_there_is_no_database(bartleby: Callable[..., Done]) -> None:
+    done = bartleby("janitor", "--once", address="host=127.0.0.1 port=1 dbname=x")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("bartleby: the database cannot be reached")

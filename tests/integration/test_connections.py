@@ -160,7 +160,7 @@ def test_a_session_that_was_ended_is_replaced(client: Client, conn: Conn) -> Non
 def test_when_all_connections_are_in_use_the_error_says_so(
     dsn: str, connect: Callable[..., Conn], wait_for: Any, is_waiting: Callable[[], bool]
 ) -> None:
-    settings = Settings(dsn, max_connections=1, connect_timeout=0.2)
+    settings = Settings(dsn, max_connections=1, connect_timeout=1.5)
     holder = connect(autocommit=False)
     with Client(settings=settings) as client, asyncio.Runner() as loop:
         client.create_queue("orders")
@@ -168,7 +168,7 @@ def test_when_all_connections_are_in_use_the_error_says_so(
         waiting = threading.Thread(target=client.claim, args=("orders", "w"))
         waiting.start()
         wait_for(is_waiting)
-        with pytest.raises(NoConnection, match=r"no connection for 0.2 s: all 1 of this client are in use") as caught:
+        with pytest.raises(NoConnection, match=r"no connection for 1.5 s: all 1 of this client are in use") as caught:
             client.queues()
         assert "max_connections" in (caught.value.hint or "")
         loop.run(all_awaited_in_use(settings))
@@ -197,7 +197,7 @@ def test_a_wrong_address_is_an_error_that_says_what_the_server_said(dsn: str, un
         "host=/nonexistent dbname=x": "No such file",
     }
     for address, says in wrong.items():
-        settings = Settings(address, connect_timeout=0.1)
+        settings = Settings(address, connect_timeout=2)
         with Client(settings=settings) as client, pytest.raises(NoConnection, match=says) as caught:
             client.queues()
         assert isinstance(caught.value, BartlebyError)
@@ -213,12 +213,12 @@ async def awaited_wrong(settings: Settings, says: str) -> None:
 
 
 @pytest.fixture
-def unused_port() -> int:
+def unused_port() -> Iterator[int]:
     import socket
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with socket.socket() as taken:  # where nobody listens, and nobody else can
+        taken.bind(("127.0.0.1", 0))
+        yield int(taken.getsockname()[1])
 
 
 def test_a_database_without_the_schema_is_told_for_every_verb(server: dev.Server) -> None:

@@ -1,17 +1,12 @@
 """`bartleby demo`: the whole show in lines and on a terminal; however it ends, no process and no file is left."""
 
-import fcntl
 import os
 import re
-import shutil
 import signal
-import struct
 import subprocess
 import sys
-import tempfile
-import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,10 +15,12 @@ from rich.console import Console
 
 from bartleby import Client
 from bartleby.errors import BartlebyError
-from bartleby.message import Group, Queue
+from bartleby.evidence import Group, GroupId
+from bartleby.message import Queue
 from bartleby.surfaces.cli.demo import shop, show, view
 from bartleby.surfaces.cli.demo.crew import Crew, Setback
-from tests.integration.commands import HOSTILE, PROGRAM, STEERING
+from tests.integration.commands import HOSTILE, STEERING
+from tests.integration.demo_kit import Terminal, a_folder, environment, nothing_is_left, processes, start, wait_until
 
 PLOT = [
     "A shop opens",
@@ -42,68 +39,36 @@ PLOT = [
     "crash 2 of 2",
     "no server, no worker, no file is left",
 ]
+END = re.compile(r"Dead letters: (\d+) are really 4 bugs. Workers that died: 3.")
 
 
 @pytest.fixture
 def folder(scratch: Path) -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="bartleby-show-", dir=scratch))
-    path.chmod(0o755)
-    yield path
-    for process in processes(path):
-        os.kill(process, signal.SIGKILL)
-    shutil.rmtree(path)
+    with a_folder(scratch) as path:
+        yield path
 
 
-def environment(folder: Path) -> dict[str, str]:
-    given = {name: value for name, value in os.environ.items() if not name.startswith(("BARTLEBY_DSN", "COLUMNS"))}
-    return {**given, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1", "TERM": "xterm-256color"}
-
-
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*PROGRAM, "demo", *words],
-        env=environment(folder),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def processes(folder: Path) -> set[int]:
-    """Whoever works in this folder: servers by their command line, workers by their directory."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            place = os.fsencode(folder)
-            if place in (entry / "cmdline").read_bytes() or os.fsencode((entry / "cwd").readlink()).startswith(place):
-                found.add(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-def nothing_is_left(folder: Path) -> None:
-    assert list(folder.iterdir()) == []
-    # a killed process is seen until its parent, which may be init, has looked
-    deadline = time.monotonic() + 5
-    while processes(folder) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert processes(folder) == set()
-
-
-def test_the_whole_show_in_lines(folder: Path) -> None:
-    process = start(folder, "--seconds", "26")
-    out, err = process.communicate(timeout=110)
+def performed(folder: Path, seconds: int) -> tuple[str, list[int]]:
+    """Play it for so long; return what was said, and where in it the plot is."""
+    process = start(folder, "--seconds", str(seconds))
+    out, err = process.communicate(timeout=150)
     assert (process.returncode, err) == (0, "")
     nothing_is_left(folder)
-    places = [out.find(sentence) for sentence in PLOT]
+    return out, [out.find(sentence) for sentence in PLOT]
+
+
+@pytest.mark.timeout(400)
+def test_the_whole_show_in_lines(folder: Path) -> None:
+    out, places = performed(folder, 26)
+    if -1 in places or places != sorted(places) or END.search(out) is None:
+        # its acts begin by the clock, and on a busy machine one may not be over by then
+        out, places = performed(folder, 80)
     assert -1 not in places, out
     assert places == sorted(places), out
     told = re.search(r"([\d,]+) messages were sent, ([\d,]+) are done, after ([\d,]+) retries", out)
     assert told is not None, out
     sent, done, retries = (int(number.replace(",", "")) for number in told.groups())
-    dead = re.search(r"Dead letters: (\d+) are really 4 bugs. Workers that died: 3.", out)
+    dead = END.search(out)
     assert dead is not None, out
     assert sent == done + int(dead[1])
     assert retries > 50
@@ -150,54 +115,16 @@ def test_a_reader_who_goes_away_ends_it(folder: Path) -> None:
     nothing_is_left(folder)
 
 
-class Terminal:
-    """The demo on a pseudo terminal, and everything it has written."""
-
-    def __init__(self, folder: Path, *words: str) -> None:
-        self._master, slave = os.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.process = subprocess.Popen(
-            [*PROGRAM, "demo", *words],
-            env=environment(folder),
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - Ctrl-C needs it
-        )
-        os.close(slave)
-        self.shown = ""
-
-    def wait_for(self, text: str) -> str:
-        while text not in self.shown:
-            self.shown += self._read()
-        return self.shown
-
-    def press_ctrl_c(self) -> str:
-        os.write(self._master, b"\x03")
-        try:
-            while True:
-                self.shown += self._read()
-        except EOFError:
-            os.close(self._master)
-        self.process.wait(timeout=60)
-        return self.shown
-
-    def _read(self) -> str:
-        try:
-            part = os.read(self._master, 65536)
-        except OSError:
-            part = b""
-        if not part:
-            raise EOFError(self.shown)
-        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", part.decode(errors="replace"))
+def seconds_of_work(process: int) -> float:
+    """For how long a process itself has run: it may have waited for its turn, and that is not its doing."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_on_a_terminal_it_stays_and_its_commands_work_until_ctrl_c(folder: Path) -> None:
     terminal = Terminal(folder, "--seconds", "6")
-    began = time.monotonic()
     terminal.wait_for("Starting")
-    assert time.monotonic() - began < 3
+    assert seconds_of_work(terminal.process.pid) < 3
     shown = terminal.wait_for("The shop's code is in ").replace("\r\n", "\n")
     assert "Ctrl-C ends it" in shown
     assert "Retries" in shown
@@ -231,18 +158,28 @@ def test_ctrl_c_in_the_picture_leaves_nothing_behind(folder: Path) -> None:
     nothing_is_left(folder)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def queue(name: str, **more: object) -> Queue:
     counts = {"ready": 123_456, "leased": 1234, "deferred": 99_999, "dead": 1000}
     rest = {"oldest_ready_at": None, "next_due_at": None, "paused": False, "breaker": "closed"}
-    probes = {"breaker_since": None, "breaker_cause": None, "next_probe_at": None}
+    probes = {"breaker_since": None, "breaker_cause": None, "next_probe_at": None, "paused_until": None}
     return Queue(**{"name": name, **counts, **rest, **probes, **more})  # type: ignore[arg-type]
+
+
+def bug(number: int, queue: str, error_type: str | None, error: str | None, dead: int) -> Group:
+    now = datetime.now(UTC)
+    known = {"fingerprint": str(number), "title": error, "state": "open", "first_dead_at": now, "last_dead_at": now}
+    counts = dict.fromkeys(("replayed", "resolved", "discarded", "deaths_last_hour", "regressions"), 0)
+    unset = dict.fromkeys(("owner", "note", "link", "muted_until", "resolved_version", "state_at", "state_by"))
+    rest = {
+        **known,
+        **counts,
+        **unset,
+        "deaths_by_hour": [0] * 24,
+        "versions": [],
+        "error_types": [],
+        "restless": False,
+    }
+    return Group(id=GroupId(number), queue=queue, error_type=error_type, error=error, dead=dead, **rest)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -257,8 +194,8 @@ def test_a_picture_fits_and_cannot_steer(width: int, height: int) -> None:
         Setback("x", 1, 1, "", None),
     ]
     picture.bugs = [
-        Group("a", "orders", "KeyError", HOSTILE * 20, 17, now, now),
-        Group("b", "x", None, None, 1, now, now),
+        bug(1, "orders", "KeyError", HOSTILE * 20, 17),
+        bug(2, "x", None, None, 1),
     ]
     console = Console(width=width, height=height, highlight=False, color_system=None)
     with console.capture() as captured:

@@ -33,10 +33,10 @@ def test_the_heartbeat_outlives_whatever_happens_to_it(
             raise faults.pop()
         await renew(self, *arguments)
 
-    @app.handler("orders", lease=1.5)
+    @app.handler("orders", lease=4)
     def handle(message: Message) -> None:
         seen.append(message.attempt)
-        go.wait(10)
+        go.wait(60)
 
     def lapses() -> Any:
         return row(conn, "select until from bartleby.lease where not isempty(pending)")

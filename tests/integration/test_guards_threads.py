@@ -41,11 +41,11 @@ def test_a_timeout_is_kept_though_django_takes_its_time_before_the_handler_begin
 ) -> None:
     monkeypatch.setitem(sys.modules, "django.db", Django(lambda: time.sleep(0.05)))
     cancelled = threading.Event()
-    app.handler("orders", timeout=0.2, retry={"max_attempts": 1})(endless(cancelled, awaited=False))
+    app.handler("orders", timeout=1, retry={"max_attempts": 1})(endless(cancelled, awaited=False))
     app.send("orders", "endless")
     with working(app) as running:
-        until(lambda: running.worker.counts["dead"] == 1, 5)
-        assert cancelled.wait(5)
+        until(lambda: running.worker.counts["dead"] == 1)
+        assert cancelled.wait(30)
 
 
 def test_a_thread_that_does_not_come_back_holds_up_neither_solo_messages_nor_the_end(app: Bartleby, conn: Conn) -> None:
@@ -64,13 +64,13 @@ def test_a_thread_that_does_not_come_back_holds_up_neither_solo_messages_nor_the
     try:
         with working(app, grace=60) as running:
             until(lambda: running.worker.counts["dead"] == 1)
-            until(lambda: running.worker.running == 0, 5)
+            until(lambda: running.worker.running == 0)
             app.client.resume_queue("others")
-            assert alone.wait(5)  # and does not wait for a lease of 60 s
+            assert alone.wait(30)  # and does not wait for a lease of 60 s
             until(lambda: running.worker.counts["done"] == 1)
             began = time.monotonic()
-            running.end(10)
-            assert time.monotonic() - began < 5  # nor for the grace
+            running.end()
+            assert time.monotonic() - began < 20  # nor for the grace
     finally:
         go.set()
 
@@ -78,9 +78,7 @@ def test_a_thread_that_does_not_come_back_holds_up_neither_solo_messages_nor_the
 def test_threads_that_do_not_come_back_are_replaced_once_and_told_of(app: Bartleby, conn: Conn, told: Told) -> None:
     go, ran = threading.Event(), threading.Semaphore(0)
 
-    @app.handler(
-        "orders", timeout=0.3, retry={"max_attempts": 1}, concurrency=2
-    )  # so slow that it claims nothing ahead
+    @app.handler("orders", timeout=1, retry={"max_attempts": 1}, concurrency=2)  # so slow that it claims nothing ahead
     def handle(message: Message) -> None:
         if message.payload == "stuck":
             go.wait()
@@ -92,7 +90,7 @@ def test_threads_that_do_not_come_back_are_replaced_once_and_told_of(app: Bartle
             until(lambda: running.worker.counts["dead"] == 2)
             app.send_many("orders", [{"payload": "next"}] * 3)
             for _ in range(3):
-                assert ran.acquire(timeout=5)
+                assert ran.acquire(timeout=30)
             until(lambda: len(told.of("handler.stuck")) == 2)
             app.send_many("orders", [{"payload": "stuck"}] * 2)
             until(lambda: running.worker.counts["dead"] == 4)

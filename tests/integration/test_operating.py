@@ -115,8 +115,9 @@ def test_duties_and_upkeep(api: Runner) -> None:
     assert api.take_duty("upkeep", "two", 10) is False
     api.leave_duty("upkeep", "one")
     assert api.take_duty("upkeep", "two", 10) is True
-    assert api.prune() == [Pruned("handled", 0), Pruned("events", 0)]
-    assert api.prune(limit=5) == [Pruned("handled", 0), Pruned("events", 0)]
+    for pruned in (api.prune(), api.prune(limit=5)):
+        assert {Pruned("handled", 0), Pruned("events", 0)} <= set(pruned)
+        assert not any(each.rows for each in pruned)
     assert api.lease_length("orders") == timedelta(minutes=1)
 
 

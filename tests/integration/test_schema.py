@@ -309,7 +309,7 @@ def test_the_last_to_uninstall_takes_the_roles_along(scratch: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="bartleby-test-", dir=scratch))
     with dev.start(folder) as alone, psycopg.connect(alone.dsn, autocommit=True) as connection:
         schema.install(connection)
-        assert connection.execute(ROLES.encode()).rowcount == 4
+        assert connection.execute(ROLES.encode()).rowcount == 5
         schema.uninstall(connection)
         assert connection.execute(ROLES.encode()).rowcount == 0
         assert connection.execute(EVERYTHING.encode()).fetchall() == []

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from bartleby import Bartleby, Client, Message
+from bartleby.heartbeat import Heartbeat
 from tests.integration.worker_kit import Told, drain, lapse, row, state, until, working
 
 Conn = psycopg.Connection[tuple[Any, ...]]
@@ -106,7 +107,7 @@ def test_unstarted_neighbours_are_released_uncharged(app: Bartleby, conn: Conn) 
             if message.payload == "quick":
                 return
             started.release()
-            go.wait(10)
+            go.wait(60)
 
     @app.handler("others")
     async def other(message: Message) -> None:
@@ -120,8 +121,8 @@ def test_unstarted_neighbours_are_released_uncharged(app: Bartleby, conn: Conn) 
     with working(app) as running, Told.listening() as told:
         until(lambda: running.worker.counts["done"] == 200)
         app.send_many("orders", [{"payload": number} for number in range(30)])
-        assert started.acquire(timeout=10)
-        assert started.acquire(timeout=10)
+        assert started.acquire(timeout=30)
+        assert started.acquire(timeout=30)
         until(lambda: state(conn, "orders")[1] > 2)
         app.client.resume_queue("others")
         until(lambda: told.of("message.released"))
@@ -174,14 +175,14 @@ def test_a_solo_message_whose_lease_is_lost_frees_the_worker(app: Bartleby, conn
         finally:
             cancelled.set()
 
-    app.handler("orders", lease=1.0)(handle_awaited if awaited else handle)
+    app.handler("orders", lease=3)(handle_awaited if awaited else handle)
     make_solo(app, conn, "orders")
     app.client.resume_queue("orders")
     with working(app) as running:
-        assert started.wait(10)
+        assert started.wait(30)
         app.send_many("orders", [{"payload": number} for number in range(10)])
         lapse(conn)
-        assert cancelled.wait(10)
+        assert cancelled.wait(30)
         until(lambda: running.worker.counts["done"] == 11)
 
 
@@ -191,7 +192,7 @@ def test_a_solo_message_is_given_back_when_the_worker_stops(app: Bartleby, conn:
     @app.handler("slow")
     def slow(message: Message) -> None:
         started.set()
-        go.wait(10)
+        go.wait(60)
 
     @app.handler("orders")
     async def handle(message: Message) -> None: ...
@@ -200,11 +201,11 @@ def test_a_solo_message_is_given_back_when_the_worker_stops(app: Bartleby, conn:
     app.send("slow", 1)
     (sent,) = make_solo(app, conn, "orders")
     with working(app) as running:
-        assert started.wait(10)
+        assert started.wait(30)
         app.client.resume_queue("orders")
         until(lambda: state(conn, "orders")[1] == 1)  # claimed, and waiting for the other to end
         running.stop()
-        until(lambda: state(conn, "orders")[1] == 0, 5)
+        until(lambda: state(conn, "orders")[1] == 0)
         go.set()
         counts = running.join()
     assert counts == {"done": 1, "released": 1}
@@ -218,7 +219,7 @@ def test_an_innocent_solo_message_is_not_charged_for_the_wait(app: Bartleby, con
     @app.handler("slow")
     def slow(message: Message) -> None:
         started.set()
-        go.wait(10)
+        go.wait(60)
 
     @app.handler("orders", lease=30)
     async def handle(message: Message) -> None: ...
@@ -227,12 +228,51 @@ def test_an_innocent_solo_message_is_not_charged_for_the_wait(app: Bartleby, con
     app.send("slow", 1)
     (sent,) = make_solo(app, conn, "orders")
     with working(app) as running:
-        assert started.wait(10)
+        assert started.wait(30)
         app.client.resume_queue("orders")
         until(lambda: state(conn, "orders")[1] == 1)
         app.client.pause_queue("orders")
         lapse(conn)
         go.set()
+        running.end()
+    assert [(each.outcome, each.verdict) for each in app.client.attempts(sent)] == [("lost", "retry")] * 2
+    found = app.client.find_message(sent)
+    assert found is not None
+    assert (found.attempts, found.crashes) == (0, 0)
+
+
+def test_a_solo_message_whose_lease_was_given_up_during_the_wait_does_not_begin(
+    app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker could not renew the lease, and so will not run it: it must not say that it does."""
+    started, go = threading.Event(), threading.Event()
+
+    async def renew_nothing(*_: object) -> None: ...
+
+    monkeypatch.setattr(Heartbeat, "_renew", renew_nothing)
+
+    @app.handler("slow", lease=60)
+    def slow(message: Message) -> None:
+        started.set()
+        go.wait(60)
+
+    @app.handler("orders", lease=3)
+    async def handle(message: Message) -> None: ...
+
+    app.client.create_queue("slow")
+    app.send("slow", 1)
+    (sent,) = make_solo(app, conn, "orders")
+    with Told.listening() as told, working(app) as running:
+        assert started.wait(30)
+        app.client.resume_queue("orders")
+        # the database does not know yet that it is lost
+        until(lambda: conn.execute("update bartleby.lease set until = until + '1 hour' where unconfirmed").rowcount)
+        app.client.pause_queue("orders")
+        until(lambda: told.of("lease.lost"))
+        go.set()
+        app.send("slow", 2)
+        until(lambda: running.worker.counts["done"] == 2)  # the turn of the one that has to run alone is over
+        lapse(conn)
         running.end()
     assert [(each.outcome, each.verdict) for each in app.client.attempts(sent)] == [("lost", "retry")] * 2
     found = app.client.find_message(sent)
@@ -246,7 +286,7 @@ def test_a_solo_message_beside_a_handler_without_end_does_not_stop_the_other_que
     @app.handler("endless")
     def endless(message: Message) -> None:
         started.set()
-        go.wait(30)
+        go.wait(60)
 
     @app.handler("solos")
     async def solo(message: Message) -> None: ...
@@ -259,12 +299,12 @@ def test_a_solo_message_beside_a_handler_without_end_does_not_stop_the_other_que
     app.send("endless", 1)
     make_solo(app, conn, "solos")
     with working(app) as running:
-        assert started.wait(10)
+        assert started.wait(30)
         app.client.resume_queue("solos")
         until(lambda: state(conn, "solos")[1] == 1)
         app.send_many("orders", [{"payload": 1}] * 5)
         try:
-            until(lambda: running.worker.counts["done"] >= 5, 8)
+            until(lambda: running.worker.counts["done"] >= 5)
         finally:
             go.set()
 
@@ -275,12 +315,12 @@ def test_solo_messages_in_a_row_do_not_meet_what_one_of_them_left_behind(app: Ba
     stuck.acquire()
     runs: list[int] = []
 
-    @app.handler("orders", timeout=0.1, retry={"max_attempts": 1})
+    @app.handler("orders", timeout=1, retry={"max_attempts": 1})
     def handle(message: Message) -> None:
         runs.append(message.id)
         if len(runs) == 1:
             inside.set()
-            stuck.acquire(timeout=10)
+            stuck.acquire(timeout=60)
             inside.clear()
         elif inside.is_set():
             beside.set()
@@ -290,6 +330,6 @@ def test_solo_messages_in_a_row_do_not_meet_what_one_of_them_left_behind(app: Ba
     with working(app) as running:
         until(lambda: running.worker.counts["dead"] == 1)
         # the other has its chance now: settled or put back, but not run beside the first
-        until(lambda: running.worker.counts["done"] or running.worker.counts["released"], 10)
+        until(lambda: running.worker.counts["done"] or running.worker.counts["released"])
         stuck.release()
     assert not beside.is_set()

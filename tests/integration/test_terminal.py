@@ -54,7 +54,10 @@ def slow(message):
 @app.handler("blocks")
 async def blocks(message):
     note("begin")
-    time.sleep(message.payload)
+    while message.payload == "go" and not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    if message.payload != "go":
+        time.sleep(message.payload)
     note("end")
 
 @app.handler("stubborn")
@@ -211,7 +214,7 @@ def test_the_first_interruption_says_what_is_waited_for_and_the_second_does_not_
         assert "again" in said
         assert terminal.process.poll() is None
         terminal.interrupt()
-        assert terminal.end(8) == 0
+        assert terminal.end() == 0
     assert state(conn, "slow")[1] == 0
 
 
@@ -219,7 +222,7 @@ def test_an_idle_worker_has_nothing_to_wait_for(app: Bartleby, shop: Path, dsn: 
     with Terminal(dsn, cwd=shop) as terminal:
         terminal.wait_for("running 0")
         terminal.interrupt()
-        assert terminal.end(5) == 0
+        assert terminal.end() == 0
         terminal.wait_for("has stopped")
         assert not any("finishing" in line for line in terminal.lines)
 
@@ -227,11 +230,12 @@ def test_an_idle_worker_has_nothing_to_wait_for(app: Bartleby, shop: Path, dsn: 
 def test_one_interruption_while_a_handler_blocks_the_loop_is_heard_when_it_is_free(
     app: Bartleby, conn: Conn, shop: Path, dsn: str
 ) -> None:
-    app.send_many("blocks", [{"payload": 0.7}, {"payload": 0.7}])
+    app.send_many("blocks", [{"payload": "go"}, {"payload": "go"}])
     with Program(dsn, "shop:app", "--queue", "blocks", "--concurrency", "1", "--log", "json", cwd=shop) as program:
         until(lambda: notes(shop) == ["begin"])
         program.term()
-        assert program.end(8) == 0
+        (shop / "go").touch()
+        assert program.end() == 0
         assert program.events()[-1]["done"] == 1
     assert notes(shop) == ["begin", "end"]
     ready, leased, deferred, _ = state(conn, "blocks")
@@ -253,7 +257,7 @@ def test_a_second_interruption_ends_a_worker_whose_loop_is_blocked(
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.7)
         process.send_signal(signal.SIGINT)
-        assert process.wait(5) == 1
+        assert process.wait(LONG) == 1
     finally:
         process.kill()
         process.wait()
@@ -270,7 +274,7 @@ def test_a_second_signal_ends_a_worker_whose_coroutine_does_not_let_itself_be_ca
         program.term()
         program.wait_for("worker.stopping")
         program.term()
-        assert program.end(8) == 0
+        assert program.end() == 0
         assert program.events()[-1]["event"] == "worker.stopped"
     assert "no" in notes(shop)
     assert state(conn, "stubborn")[1] == 0
@@ -283,5 +287,5 @@ def test_the_grace_ends_a_worker_whose_coroutine_does_not_let_itself_be_cancelle
     with Program(dsn, "shop:app", "--grace", "0.2", cwd=shop) as program:
         until(lambda: notes(shop) == ["begin"])
         program.term()
-        assert program.end(8) == 0
+        assert program.end() == 0
     assert state(conn, "stubborn")[1] == 0

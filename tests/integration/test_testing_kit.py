@@ -16,6 +16,7 @@ from bartleby import Bartleby, InvalidArgument, Message, NoHandler, Retry, Snooz
 from bartleby.testing import adrain, assert_dead, drain, fail_next, frozen_clock
 from bartleby.testing.clock import Clock
 from bartleby.testing.sandbox import Sandbox, sandbox
+from tests.integration.commands import WITHOUT_PLUGINS
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 
@@ -33,6 +34,30 @@ async def test_awaited(app):
     await app.asend("orders", {"id": 1})
     assert await adrain(app) == {"dead": 1}
     await app.async_client.close()
+"""
+
+LEFT_BEHIND = """
+import os, pathlib, psycopg
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session):
+    result = yield
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        with psycopg.connect(os.environ["BARTLEBY_TEST_DSN"]) as connection:
+            mine = f"bartleby_test_{os.getpid()}_%"
+            left = connection.execute("select datname from pg_database where datname like %s", [mine]).fetchall()
+        pathlib.Path(session.config.rootpath, f"{os.getpid()}.left").write_text(str(left))
+    return result
+"""
+
+AGAIN = """
+from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item):
+    for _ in range(2):
+        for report in runtestprotocol(item, nextitem=None, log=False):
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 """
 
 
@@ -477,6 +502,22 @@ class TestProjectOfAUser:
         assert "10 passed" in done.stdout
         assert databases(admin) == before
 
+    def test_databases_are_gone_when_the_session_ends(self, project: Path, server: dev.Server) -> None:
+        """Not later: whoever runs tests side by side soon interrupts a process whose session has ended."""
+        with (project / "conftest.py").open("a") as file:
+            file.write(LEFT_BEHIND)
+        done = run_pytest(project, {"BARTLEBY_TEST_DSN": server.dsn}, "-n", "2")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert [path.read_text() for path in project.glob("*.left")] == ["[]"] * 2, done.stdout + done.stderr
+
+    def test_the_last_test_can_be_run_again(self, project: Path, server: dev.Server) -> None:
+        (project / "test_shop.py").write_text("def test_it(app):\n    assert app.send('orders', {'id': 1}) == 1\n")
+        with (project / "conftest.py").open("a") as file:
+            file.write(AGAIN)
+        done = run_pytest(project, {"BARTLEBY_TEST_DSN": server.dsn})
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "2 passed" in done.stdout
+
     def test_a_test_that_fails_tells_why(self, project: Path, server: dev.Server, admin: Conn) -> None:
         (project / "test_shop.py").write_text(
             "from bartleby.testing import assert_dead, drain\n\n\n"
@@ -495,7 +536,7 @@ def run_pytest(project: Path, environment: dict[str, str], *options: str) -> sub
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(project), *options]
     options_of_asyncio = ["-o", "asyncio_default_fixture_loop_scope=function"]
     return subprocess.run(
-        [*command, *options_of_asyncio],
+        [*command, *options_of_asyncio, *WITHOUT_PLUGINS],
         cwd=project,
         env={**kept, **environment},
         capture_output=True,

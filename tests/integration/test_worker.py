@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ import pytest
 
 from bartleby import Bartleby, Client, Message, Snooze, UnknownQueue, heartbeat
 from bartleby.worker import Worker
+from tests.clock import move_clock
 from tests.integration.worker_kit import Told, drain, lapse, row, sessions, state, until, working
 
 Conn = psycopg.Connection[tuple[Any, ...]]
@@ -79,7 +81,7 @@ def test_queues_do_not_wait_for_each_other(app: Bartleby) -> None:
     @app.handler("slow")
     def slow(message: Message) -> None:
         blocked.set()
-        go.wait(10)
+        go.wait(60)
 
     @app.handler("quick")
     async def quick(message: Message) -> None:
@@ -116,7 +118,9 @@ def test_a_message_that_is_sent_while_it_sleeps_is_run_at_once(app: Bartleby, aw
             app.send("orders", number)
             until(lambda: len(seen) == number)  # noqa: B023 - at once
             waits.append(seen[-1] - sent)
-    assert sorted(waits)[2] < 0.1, waits
+    # without a word it would be seconds; how many parts of one depends on who else wants the processor
+    assert min(waits) < 0.1, waits
+    assert sorted(waits)[2] < 2, waits
 
 
 def test_a_retry_is_run_when_it_is_due(app: Bartleby) -> None:
@@ -131,7 +135,7 @@ def test_a_retry_is_run_when_it_is_due(app: Bartleby) -> None:
     app.send("orders", 1)
     with working(app, poll=30) as running:
         until(lambda: running.worker.counts["done"] == 1)
-    assert 0.35 < seen[1] - seen[0] < 1.5
+    assert 0.35 < seen[1] - seen[0] < 4  # who only polls sleeps for five seconds
 
 
 # Until idle
@@ -193,8 +197,27 @@ def test_until_idle_sees_what_handlers_send_to_other_queues(app: Bartleby, conn:
     assert counts == {"done": 4}
 
 
+def test_it_goes_on_when_a_pause_is_over(app: Bartleby, conn: Conn) -> None:
+    """Its own janitor ends it."""
+    clock = move_clock(conn)
+    handled: list[Any] = []
+    app.handler("orders")(lambda message: handled.append(message.payload))
+    app.client.create_queue("orders")
+    app.client.pause_queue("orders", until=datetime.now(UTC) + timedelta(hours=1))
+    app.send("orders", 1)
+    with working(app) as running:
+        until(lambda: row(conn, "select bartleby.on_duty('janitor')"))
+        assert (handled, app.client.queues()[0].paused) == ([], True)
+        clock.advance(3601)
+        until(lambda: running.worker.counts["done"])
+        running.end()
+    assert handled == [1]
+    resumed = app.client.audit_log(action="queue.resume")
+    assert [(each.actor, each.reason) for each in resumed] == [("bartleby", "the pause is over")]
+
+
 @pytest.mark.parametrize("obstacle", ["paused", "forced", "newer", "leased by another"])
-def test_until_idle_does_not_wait_for_what_it_cannot_run(app: Bartleby, obstacle: str) -> None:
+def test_until_idle_does_not_wait_for_what_it_cannot_run(app: Bartleby, conn: Conn, obstacle: str) -> None:
     app.handler("orders")(print)
     app.client.create_queue("orders")
     app.send("orders", 1, generation=7 if obstacle == "newer" else None)
@@ -205,8 +228,7 @@ def test_until_idle_does_not_wait_for_what_it_cannot_run(app: Bartleby, obstacle
         case "forced":
             app.client.force_breaker("orders", actor="me", reason="test")
         case "leased by another":
-            until(lambda: app.client.claim("orders", "another", limit=10))
-            until(lambda: app.client.claim("orders", "another", limit=10))
+            until(lambda: (app.client.claim("orders", "another", limit=10), state(conn)[1])[1] == 2)
         case _:
             pass
     counts = drain(app)
@@ -218,7 +240,10 @@ def test_until_idle_does_not_wait_for_what_it_cannot_run(app: Bartleby, obstacle
 
 @BOTH
 def test_slow_handlers_do_not_hoard(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    """What a worker does not run now is there for others: `leased` stays near the concurrency."""
+    """What a worker does not run now is there for others: `leased` stays near the concurrency.
+
+    What is done and not yet acknowledged does not count: that is how busy the database is.
+    """
     most = 0
 
     def handle(message: Message) -> None:
@@ -231,8 +256,13 @@ def test_slow_handlers_do_not_hoard(app: Bartleby, conn: Conn, awaited: bool) ->
     app.client.create_queue("orders")
     app.send_many("orders", [{"payload": number} for number in range(40)])
     with working(app) as running:
+        lanes = running.worker._shared.holding.lanes
+        until(lambda: lanes)
+        lane = lanes["orders"]
         while running.worker.counts["done"] < 20:
-            most = max(most, state(conn)[1])
+            done = lane.backlog.count
+            leased = state(conn)[1]
+            most = max(most, leased - max(done, lane.backlog.count))
     assert 4 <= most <= 12, most
 
 
@@ -242,7 +272,7 @@ def test_before_anything_is_known_no_more_is_claimed_than_can_run(app: Bartleby,
 
     def handle(message: Message) -> None:
         started.release()
-        go.wait(10)
+        go.wait(60)
 
     async def handle_awaited(message: Message) -> None:
         started.release()
@@ -254,7 +284,7 @@ def test_before_anything_is_known_no_more_is_claimed_than_can_run(app: Bartleby,
     app.send_many("orders", [{"payload": number} for number in range(50)])
     with working(app) as running:
         for _ in range(3):
-            assert started.acquire(timeout=10)
+            assert started.acquire(timeout=30)
         assert state(conn) == (47, 3, 0, 0)
         go.set()
         until(lambda: running.worker.counts["done"] == 50)
@@ -274,8 +304,10 @@ def test_two_workers_share_slow_messages(app: Bartleby, conn: Conn) -> None:
         return str(threading.current_thread().ident)
 
     app.client.create_queue("orders")
-    app.send_many("orders", [{"payload": number} for number in range(40)])
     with working(app) as one, working(app) as two:
+        # who has not begun yet would find nothing left to share
+        until(lambda: one.worker._shared.listener.listening and two.worker._shared.listener.listening)
+        app.send_many("orders", [{"payload": number} for number in range(40)])
         until(lambda: one.worker.counts["done"] + two.worker.counts["done"] == 40)
         assert min(one.worker.counts["done"], two.worker.counts["done"]) >= 10
     assert len(seen) == 40
@@ -306,7 +338,7 @@ def test_a_slow_neighbour_does_not_hold_back_acks(app: Bartleby, conn: Conn, awa
 
     def handle(message: Message) -> None:
         if message.payload == 0:
-            go.wait(10)
+            go.wait(60)
 
     async def handle_awaited(message: Message) -> None:
         while message.payload == 0 and not go.is_set():  # noqa: ASYNC110 - another thread sets it
@@ -316,7 +348,7 @@ def test_a_slow_neighbour_does_not_hold_back_acks(app: Bartleby, conn: Conn, awa
     app.client.create_queue("orders")
     app.send_many("orders", [{"payload": number} for number in range(5)])
     with working(app) as running:
-        until(lambda: state(conn) == (0, 1, 0, 0), 5)
+        until(lambda: state(conn) == (0, 1, 0, 0))
         go.set()
         until(lambda: running.worker.counts["done"] == 5)
 
@@ -330,10 +362,10 @@ def test_a_lease_is_kept_while_a_handler_blocks_the_event_loop(
     monkeypatch.setattr(heartbeat, "_STUCK", 1.0)
     runs: list[int] = []
 
-    @app.handler("orders", lease=0.6)
+    @app.handler("orders", lease=3)
     async def handle(message: Message) -> None:
         runs.append(message.attempt)
-        time.sleep(2.0)  # noqa: ASYNC251 - the point
+        time.sleep(3.5)  # noqa: ASYNC251 - the point
 
     app.client.create_queue("orders")
     app.send("orders", 1)
@@ -350,10 +382,10 @@ def test_a_lease_is_kept_while_a_handler_blocks_the_event_loop(
 def test_a_lease_is_kept_while_all_threads_are_busy(app: Bartleby, conn: Conn) -> None:
     runs: list[int] = []
 
-    @app.handler("orders", lease=0.6, concurrency=2)
+    @app.handler("orders", lease=6, concurrency=2)  # for here the heartbeat also waits for the interpreter
     def handle(message: Message) -> None:
         runs.append(message.id)
-        deadline = time.monotonic() + 1.5
+        deadline = time.monotonic() + 6.5
         while time.monotonic() < deadline:
             sum(range(1000))
 
@@ -400,13 +432,13 @@ def test_a_handler_whose_lease_was_lost_is_cancelled_and_its_result_refused(  # 
             cancelled.set()
             raise
 
-    app.handler("orders", lease=1.5)(handle_awaited if awaited else handle)
+    app.handler("orders", lease=3)(handle_awaited if awaited else handle)
     app.client.create_queue("orders")
     sent = app.send("orders", 1)
     with working(app) as running:
-        assert started.acquire(timeout=10)
+        assert started.acquire(timeout=30)
         lapse(conn)
-        assert cancelled.wait(5)
+        assert cancelled.wait(30)
         until(lambda: running.worker.counts["done"] == 1)
         running.end()
     assert told.of("lease.lost")
@@ -442,11 +474,11 @@ def test_who_lost_a_lease_settles_nothing_of_its_next_owner(  # noqa: PLR0915 - 
                 await asyncio.sleep(0.002)
         end()
 
-    app.handler("orders", lease=1.5, concurrency=1)(handle_awaited if awaited else handle)
+    app.handler("orders", lease=3, concurrency=1)(handle_awaited if awaited else handle)
     app.client.create_queue("orders")
     sent = app.send("orders", 1)
     with working(app) as running, Told.listening() as told, Client(app.settings.dsn) as other:
-        assert started.wait(10)
+        assert started.wait(30)
         app.client.pause_queue("orders")
         lapse(conn)
         app.client.resume_queue("orders")
@@ -454,7 +486,7 @@ def test_who_lost_a_lease_settles_nothing_of_its_next_owner(  # noqa: PLR0915 - 
         assert lease is not None
         until(lambda: told.of("lease.lost"))
         go.set()
-        assert over.wait(5)
+        assert over.wait(30)
         running.end()
         assert running.worker.counts["done"] == running.worker.counts["dead"] == running.worker.counts["retried"] == 0
         assert state(conn) == (0, 1, 0, 0)
@@ -467,8 +499,9 @@ def test_a_result_that_comes_too_late_is_refused_and_counted(app: Bartleby, conn
 
     @app.handler("orders")
     async def handle(message: Message) -> None:
-        lapse(conn)
+        # in this order: a claim is on its way already, and must not find it
         app.client.pause_queue("orders")
+        lapse(conn)
 
     app.client.create_queue("orders")
     app.send("orders", 1)
@@ -494,8 +527,8 @@ def test_the_queues_lease_is_used_and_the_handlers_goes_before_it(app: Bartleby,
         app.client.create_queue(queue, {"lease": 100})
         app.send(queue, 1)
     assert drain(app) == {"done": 2}
-    assert 98 < lengths["orders"] <= 100
-    assert 38 < lengths["parcels"] <= 40
+    assert 80 < lengths["orders"] <= 100
+    assert 20 < lengths["parcels"] <= 40
 
 
 def test_the_worker_and_its_version_stand_in_the_evidence(app: Bartleby) -> None:
@@ -570,9 +603,9 @@ def test_a_worker_leaves_no_thread_and_no_session_behind(app: Bartleby, conn: Co
     app.client.close()
     before = threading.active_count()
     drain(app)
-    until(lambda: threading.active_count() <= before, 5)
-    names = ("claims", "settles", "heartbeat", "listener", "janitor")
-    until(lambda: not any(sessions(conn, name) for name in names), 5)
+    until(lambda: threading.active_count() <= before)
+    names = ("claims", "settles", "heartbeat", "listener", "janitor", "replays")
+    until(lambda: not any(sessions(conn, name) for name in names))
 
 
 def test_a_worker_that_cannot_start_leaves_nothing_open(app: Bartleby, conn: Conn) -> None:

@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import pytest
 
 from bartleby import Bartleby, Message, Snooze, dev, schema
 from tests.integration.proxy import Proxy, proxied
-from tests.integration.worker_kit import Told, row, sessions, state, until, working
+from tests.integration.worker_kit import Running, Told, row, sessions, state, until, working
 
 Conn = psycopg.Connection[tuple[Any, ...]]
-NAMES = ["claims", "settles", "heartbeat", "listener", "janitor"]
+NAMES = ["claims", "settles", "heartbeat", "listener", "janitor", "replays"]
 
 
 class Ledger:
@@ -83,10 +84,10 @@ def fill(app: Bartleby, count: int, first: int = 0) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_connection_is_made_anew_when_its_backend_is_killed(app: Bartleby, conn: Conn, name: str) -> None:
     ledger = Ledger()
-    ledger.attach(app, lease=3)
+    ledger.attach(app, lease=30)
     # renewed all the time, so that the heartbeat has something to do
     go = threading.Event()
-    app.handler("slow", lease=0.9)(lambda _: go.wait(20))
+    app.handler("slow", lease=3)(lambda _: go.wait(60))
     app.client.create_queue("slow")
     app.client.send("slow", 1)
     with working(app) as running:
@@ -110,6 +111,8 @@ def test_all_backends_killed_again_and_again_under_load(app: Bartleby, conn: Con
     ledger.attach(app, lease=2)
     fill(app, 1500)
     with working(app) as running:
+        # before it has begun, it would end with the error
+        until(lambda: ledger.runs)
         kills = 0
         while running.worker.counts["done"] + running.worker.counts["refused"] < 1500 and kills < 30:
             for name in ("claims", "settles"):
@@ -117,7 +120,7 @@ def test_all_backends_killed_again_and_again_under_load(app: Bartleby, conn: Con
                     conn.execute("select pg_terminate_backend(%s)", [pid])
             kills += 1
             time.sleep(0.02)
-        until(lambda: state(conn) == (0, 0, 0, 0), 20)
+        until(lambda: state(conn) == (0, 0, 0, 0), 60)
     assert set(ledger.runs) == set(range(1500))
     assert ledger.attempts == {1}
     assert set(conn.execute("select distinct outcome from bartleby.attempts").fetchall()) <= {("lost",)}
@@ -132,10 +135,10 @@ def test_the_listener_is_cut_polled_for_and_back(app: Bartleby, conn: Conn) -> N
         conn.execute("select pg_terminate_backend(%s, 5000)", sessions(conn, "listener"))
         until(lambda: not listener.listening or told.of("listener.lost"))
         fill(app, 1)
-        until(lambda: running.worker.counts["done"] == 1, 5)
-        until(lambda: listener.listening, 10)
+        until(lambda: running.worker.counts["done"] == 1)
+        until(lambda: listener.listening)
         fill(app, 1, 1)
-        until(lambda: running.worker.counts["done"] == 2, 5)
+        until(lambda: running.worker.counts["done"] == 2)
     assert told.of("listener.lost")
 
 
@@ -168,13 +171,36 @@ def test_a_restart_of_the_server_is_survived(own: Own, mode: Any) -> None:
         own.restart(mode)
         assert running.thread.is_alive()
         back, before = time.monotonic(), running.worker.counts["done"]
-        until(lambda: running.worker.counts["done"] > before, 10)
+        fill(app, 100, 400)  # it may have been done with the others
+        until(lambda: running.worker.counts["done"] > before)
         assert time.monotonic() - back < 3
         with psycopg.connect(own.server.dsn, autocommit=True) as mine:
             until(lambda: state(mine) == (0, 0, 0, 0))
         running.end()
-    assert set(ledger.runs) == set(range(400))
+    assert set(ledger.runs) == set(range(500))
     assert ledger.attempts == {1}
+
+
+def test_a_pause_ends_though_the_server_was_down_at_its_end(own: Own) -> None:
+    app = Bartleby(own.server.dsn)
+    app.client.create_queue("orders")
+    ledger = Ledger()
+    ledger.attach(app)
+    with working(app) as running:
+        with psycopg.connect(own.server.dsn, autocommit=True) as mine:
+            until(lambda: row(mine, "select bartleby.on_duty('janitor')"))
+        end = datetime.now(UTC) + timedelta(seconds=4)
+        app.client.pause_queue("orders", until=end, actor="ana", reason="wrong mails")
+        fill(app, 1)
+        own.server.stop("immediate")
+        until(lambda: datetime.now(UTC) > end)
+        own.restart("immediate")
+        until(lambda: running.worker.counts["done"] == 1)
+        running.end()
+    assert ledger.runs == [0]
+    with Bartleby(own.server.dsn).client as client:
+        told = [(each.actor, each.action) for each in client.audit_log(limit=2)]
+    assert told == [("bartleby", "queue.resume"), ("ana", "queue.pause")]
 
 
 def test_a_server_that_becomes_read_only_is_left_and_found_again(own: Own) -> None:
@@ -189,11 +215,11 @@ def test_a_server_that_becomes_read_only_is_left_and_found_again(own: Own) -> No
     def handle(message: Message) -> None:
         attempts.append(message.attempt)
         started.set()
-        go.wait(10)
+        go.wait(60)
 
     app.client.send("orders", 1)
     with working(app) as running, psycopg.connect(server.dsn, autocommit=True) as admin, Told.listening() as told:
-        assert started.wait(10)
+        assert started.wait(30)
         admin.execute("alter system set default_transaction_read_only = on")
         admin.execute("select pg_reload_conf()")
         until(lambda: row(admin, "show default_transaction_read_only") == "on")
@@ -238,7 +264,7 @@ def test_after_a_failover_it_works_on_the_new_primary(own: Own, scratch: Path) -
                 "select pg_terminate_backend(pid) from pg_stat_activity where application_name ~ '^bartleby '"
             )
             fill(new, 5, 5)
-            until(lambda: running.worker.counts["done"] == 10, 10)
+            until(lambda: running.worker.counts["done"] == 10)
         assert sorted(ledger.runs) == list(range(10))  # type: ignore[type-var]
         for each in (old, new):
             each.client.close()
@@ -344,9 +370,14 @@ def test_what_cannot_be_settled_is_not_piled_up_without_end(app: Bartleby, conn:
     refuse(conn, "ack", "53100")
     with working(app, claim_limit=50) as running:
         until(lambda: row(conn, "select last_value > 4 from refusals"))
-        before = len(runs)
-        until(lambda: row(conn, "select last_value > 5 from refusals"))
-        assert len(runs) == before <= 1000
+
+        def rests() -> bool:
+            before, refused = len(runs), row(conn, "select last_value from refusals")
+            until(lambda: row(conn, "select last_value > %s from refusals", refused))
+            return len(runs) == before
+
+        until(rests)
+        assert len(runs) <= 1000
         accept(conn, "ack")
         until(lambda: running.worker.counts["done"] == 3000)
     assert sorted(runs) == list(range(3000))  # type: ignore[type-var]
@@ -398,7 +429,7 @@ def test_a_handler_is_cancelled_when_its_lease_cannot_be_renewed_through_a_dead_
     started, cancelled = threading.Event(), threading.Event()
     at: list[float] = []
 
-    @through.handler("orders", lease=1.5)
+    @through.handler("orders", lease=3)
     async def handle(message: Message) -> None:
         if started.is_set():
             return
@@ -411,11 +442,11 @@ def test_a_handler_is_cancelled_when_its_lease_cannot_be_renewed_through_a_dead_
 
     app.client.send("orders", 1)
     with working(through) as running:
-        assert started.wait(10)
+        assert started.wait(30)
         proxy.mode = "blackhole"
         began = time.monotonic()
-        assert cancelled.wait(5)
-        assert at[0] - began < 2.0
+        assert cancelled.wait(30)
+        assert at[0] - began < 8  # a moment after the lease, and long before anybody would notice the wire
         proxy.mode = "pass"
         until(lambda: running.worker.counts["done"] == 1)
     assert [each.outcome for each in app.client.attempts(1)] in ([], ["lost"])
@@ -436,10 +467,27 @@ def test_answers_that_are_lost_cost_neither_messages_nor_attempts(
             proxy.cut()
             proxy.mode = "pass"
             time.sleep(0.1)
-        until(lambda: state(conn) == (0, 0, 0, 0), 20)
+        until(lambda: state(conn) == (0, 0, 0, 0), 60)
     assert set(ledger.runs) == set(range(200))
     assert ledger.attempts == {1}
     assert set(conn.execute("select distinct outcome from bartleby.attempts").fetchall()) <= {("lost",)}
+
+
+def cut_between_claims(running: Running, proxy: Proxy) -> None:
+    """Cut when no claim is under way: the lease of one whose answer is lost is nobody's until it lapses."""
+    over = threading.Event()
+
+    def cut() -> None:
+        if not over.is_set() and not running.worker._shared.link.busy:
+            proxy.cut()
+            over.set()
+
+    def tried() -> bool:
+        assert running._loop is not None
+        running._loop.call_soon_threadsafe(cut)
+        return over.is_set()
+
+    until(tried)
 
 
 def test_work_goes_on_soon_after_a_dead_wire_lives_again(
@@ -450,9 +498,9 @@ def test_work_goes_on_soon_after_a_dead_wire_lives_again(
     with working(through, poll=0.1) as running:
         fill(app, 10)
         until(lambda: running.worker.counts["done"] == 10)
-        proxy.cut()
+        cut_between_claims(running, proxy)
         fill(app, 10, 10)
-        until(lambda: running.worker.counts["done"] == 20, 5)
+        until(lambda: running.worker.counts["done"] == 20)
     assert sorted(ledger.runs) == list(range(20))  # type: ignore[type-var]
 
 
@@ -465,22 +513,22 @@ def test_a_worker_can_be_stopped_while_its_database_hangs(
     @through.handler("orders", lease=30)
     def handle(message: Message) -> None:
         started.set()
-        go.wait(20)
+        go.wait(60)
 
     if busy:
         app.client.send("orders", 1)
     with working(through, grace=0.5) as running:
-        assert started.wait(10) if busy else until(lambda: running.worker._shared.listener.listening)
+        assert started.wait(30) if busy else until(lambda: running.worker._shared.listener.listening)
         proxy.mode = "blackhole"
         began = time.monotonic()
         running.stop()
         running.stop()
         go.set()
         try:
-            running.join(14)
+            running.join(15)
         finally:
             proxy.mode = "pass"
-    assert time.monotonic() - began < 14
+    assert time.monotonic() - began < 15
 
 
 # A pooler between
@@ -495,7 +543,7 @@ def test_behind_a_pooler_it_polls(app: Bartleby, pooled_dsn: str, conn: Conn) ->
         until(lambda: told.of("listener.off"))
         for number in range(5):
             fill(app, 1, number)
-            until(lambda: len(ledger.runs) == number + 1, 3)  # noqa: B023 - at once
+            until(lambda: len(ledger.runs) == number + 1)  # noqa: B023 - at once
         fill(app, 300, 5)
         until(lambda: running.worker.counts["done"] == 305)
         assert not running.worker._shared.listener.listening

@@ -8,11 +8,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psycopg
 import pytest
 
-from bartleby import Bartleby, Message
+from bartleby import Bartleby, Message, heartbeat
+from bartleby.config import Settings
+from bartleby.holding import Holding
+from bartleby.link import Link
 from tests.integration.worker_kit import Program, Told, row, state, until, working
 
 Conn = psycopg.Connection[tuple[Any, ...]]
@@ -28,11 +32,17 @@ note = os.open("notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 def say(text):
     os.write(note, (text + "\\n").encode())
 
+def goes_on(message):
+    return message.payload == "go" and not os.path.exists("go")
+
 @app.handler("sync", concurrency=2)
 def sync(message):
     say("begin")
     try:
-        time.sleep(message.payload)
+        while goes_on(message):
+            time.sleep(0.01)
+        if message.payload != "go":
+            time.sleep(message.payload)
     finally:
         say("end")
 
@@ -40,7 +50,10 @@ def sync(message):
 async def coroutines(message):
     say("begin")
     try:
-        await asyncio.sleep(message.payload)
+        while goes_on(message):
+            await asyncio.sleep(0.01)
+        if message.payload != "go":
+            await asyncio.sleep(message.payload)
     finally:
         say("end")
 """
@@ -77,7 +90,7 @@ def test_what_runs_is_finished_and_the_rest_released_uncharged(app: Bartleby, co
     def handle(message: Message) -> None:
         if message.payload != "quick":
             started.release()
-            go.wait(10)
+            go.wait(60)
 
     async def handle_awaited(message: Message) -> None:
         if message.payload != "quick":
@@ -88,11 +101,11 @@ def test_what_runs_is_finished_and_the_rest_released_uncharged(app: Bartleby, co
     app.handler("orders", concurrency=2, retry={"max_attempts": 1})(handle_awaited if awaited else handle)
     app.client.create_queue("orders")
     app.send_many("orders", [{"payload": "quick"}] * 100)
-    with working(app, grace=10) as running:
+    with working(app, grace=60) as running:
         until(lambda: running.worker.counts["done"] == 100)
         app.send_many("orders", [{"payload": number} for number in range(20)])
         for _ in range(2):
-            assert started.acquire(timeout=10)
+            assert started.acquire(timeout=30)
         until(lambda: state(conn)[1] > 2)  # quick ones made it claim ahead
         running.stop()
         until(lambda: state(conn)[1] == 2)
@@ -132,13 +145,13 @@ def test_what_is_not_finished_within_the_grace_is_cancelled_and_released(
     app.client.create_queue("orders")
     app.send("orders", 1)
     with working(app, grace=0.3) as running:
-        assert started.wait(10)
+        assert started.wait(30)
         began = time.monotonic()
         counts = running.end()
         took = time.monotonic() - began
-    assert ended.wait(5)
+    assert ended.wait(30)
     assert counts == {"released": 1}
-    assert 0.25 < took < 5
+    assert 0.25 < took < 20  # the handler would take a minute
     assert state(conn)[1] == state(conn)[3] == attempts_spent(conn) == 0
 
 
@@ -159,13 +172,13 @@ def test_a_second_order_to_stop_means_now(app: Bartleby, conn: Conn, awaited: bo
     app.client.create_queue("orders")
     app.send("orders", 1)
     with working(app, grace=60) as running:
-        assert started.wait(10)
+        assert started.wait(30)
         running.stop()
         running.thread.join(0.2)
         assert running.thread.is_alive()
         began = time.monotonic()
         counts = running.end()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20  # the grace would be a minute
     assert counts == {"released": 1}
     assert attempts_spent(conn) == 0
 
@@ -192,9 +205,9 @@ def test_a_handler_that_cannot_be_stopped_does_not_keep_its_message(app: Bartleb
     app.client.create_queue("orders")
     app.send("orders", 1)
     with working(app, grace=0.1) as running:
-        assert started.wait(10)
+        assert started.wait(30)
         running.stop()
-        until(lambda: state(conn)[1] == 0, 10)
+        until(lambda: state(conn)[1] == 0)
         go.release()
         running.join()
     assert attempts_spent(conn) == 0
@@ -203,11 +216,29 @@ def test_a_handler_that_cannot_be_stopped_does_not_keep_its_message(app: Bartleb
 
 def test_a_worker_that_is_stopped_while_it_sleeps_ends_at_once(app: Bartleby) -> None:
     app.handler("orders")(print)
-    with working(app, poll=30) as running:
-        until(lambda: running.worker._shared.listener.listening)
-        began = time.monotonic()
-        running.end()
-    assert time.monotonic() - began < 2
+
+    def took() -> float:
+        with working(app, poll=30) as running:
+            until(lambda: running.worker._shared.listener.listening)
+            began = time.monotonic()
+            running.end()
+            return time.monotonic() - began
+
+    # who does not wake up at once is waited for, for two seconds; one may be as slow on a machine that is busy
+    assert any(took() < 2 for _ in range(3))
+
+
+async def test_nobody_is_said_to_block_a_loop_that_has_no_one_to_show_its_life(dsn: str, told: Told) -> None:
+    settings = Settings(dsn=dsn)
+    holding = Holding(settings, Link(settings, "settles"), asyncio.Event())
+    showing = asyncio.create_task(holding.show_life())
+    await asyncio.sleep(0)
+    assert holding._heartbeat.seen_alive <= time.monotonic()
+    showing.cancel()
+    await asyncio.wait([showing])
+    with mock.patch.object(heartbeat, "_STUCK", 0.0):
+        holding._heartbeat._watch_loop()
+    assert not told.of("loop.blocked")
 
 
 def test_a_worker_that_is_stopped_before_it_began_ends(app: Bartleby) -> None:
@@ -253,10 +284,12 @@ def test_restarts_under_load_leave_every_attempt_count_unchanged(app: Bartleby, 
 def test_a_signal_ends_the_process_with_zero(
     app: Bartleby, conn: Conn, shop: Path, *, dsn: str, queue: str, order: signal.Signals
 ) -> None:
-    app.send_many(queue, [{"payload": 0.6}] * 10)
+    app.send_many(queue, [{"payload": "go"}] * 10)
     with Program(dsn, "shop:app", "--log", "json", cwd=shop) as program:
         until(lambda: notes(shop).count("begin") == 2)
         os.kill(program.pid, order)
+        program.wait_for("finishing 2 running handlers")
+        (shop / "go").touch()
         assert program.end() == 0
         events = program.events()
     assert notes(shop).count("begin") == notes(shop).count("end") == 2
@@ -275,10 +308,10 @@ def test_a_second_signal_ends_it_now_and_releases_what_ran(
     with Program(dsn, "shop:app", "--grace", "50", cwd=shop) as program:
         until(lambda: notes(shop) == ["begin"])
         program.term()
-        time.sleep(0.3)
+        program.wait_for("finishing 1 running handlers")  # two signals at once would be one
         assert program.process.poll() is None
         program.term()
-        assert program.end(8) == 0
+        assert program.end() == 0
         assert "Traceback" not in program.text()
     assert state(conn, queue)[1] == 0
     assert attempts_spent(conn) == 0
@@ -290,6 +323,6 @@ def test_the_grace_of_the_process_is_kept(app: Bartleby, conn: Conn, shop: Path,
     with Program(dsn, "shop:app", "--grace", "0.3", cwd=shop) as program, Told.listening():
         until(lambda: notes(shop) == ["begin"])
         program.term()
-        assert program.end(8) == 0
+        assert program.end() == 0
     assert state(conn, "sync")[1] == 0
     assert attempts_spent(conn) == 0

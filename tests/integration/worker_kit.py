@@ -32,7 +32,7 @@ from bartleby.worker import Worker
 T = TypeVar("T")
 Conn = psycopg.Connection[tuple[Any, ...]]
 
-LONG = 15.0
+LONG = 30.0
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("BARTLEBY_")}
 
 
@@ -205,7 +205,7 @@ class Program:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not end:\n{self.text()}") from None
-        self._reader.join(5)
+        self._reader.join(LONG)
         return code
 
     def __enter__(self) -> Self:
@@ -215,7 +215,7 @@ class Program:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        self._reader.join(5)
+        self._reader.join(LONG)
 
 
 def children_of(pid: int) -> list[int]:

@@ -13,14 +13,22 @@ import pytest
 
 from bartleby import dev
 from tests.clock import move_clock
-from tests.property import breaker_races, deferred_races, races, segment_races
+from tests.property import breaker_races, deferred_races, event_races, letter_races, pause_races, races, segment_races
 from tests.property.schedules import run_schedule
 from tests.property.sessions import Sessions
 from tests.property.world import Lab, close_lab, open_lab
 
 CORE = Path(dev.__file__).parent / "sql"
 ENOUGH_SCHEDULES = 400
-ALL_RACES = [*races.RACES, *deferred_races.DEFERRED_RACES, *segment_races.SEGMENT_RACES, *breaker_races.BREAKER_RACES]
+ALL_RACES = [
+    *races.RACES,
+    *deferred_races.DEFERRED_RACES,
+    *segment_races.SEGMENT_RACES,
+    *breaker_races.BREAKER_RACES,
+    *letter_races.LETTER_RACES,
+    *event_races.EVENT_RACES,
+    *pause_races.PAUSE_RACES,
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +296,80 @@ MUTATIONS = [
     ),
     Mutation(
         "what lives can be replayed",
-        "dead_letters.sql",
-        "where l.message_id = any (p_ids) and l.status = 'dead'\n",
-        "where l.message_id = any (p_ids)\n",
+        "replaying.sql",
+        "where l.message_id = any (p_ids) and (l.status = 'dead') is true and",
+        "where l.message_id = any (p_ids) and",
         races.of_two_who_replay_at_once_one_does,
+    ),
+    Mutation(
+        "a group is at rest as soon as nothing in it is astray",
+        "regrouping.sql",
+        "v_group.restless := v_group.restless_xid is null;",
+        "v_group.restless := false;",
+        letter_races.a_letter_buried_by_rules_of_yesterday_is_moved,
+    ),
+    Mutation(
+        "workers bury in any order",
+        "dead_letters.sql",
+        "    order by d.id  -- as operators lock letters\n",
+        "",
+        letter_races.workers_and_operators_lock_letters_in_one_order,
+    ),
+    Mutation(
+        "a step does not hold the queue it replays to",
+        "replaying.sql",
+        "  perform pg_sequence_last_value(q.positions) from bartleby.queue q where q.id = p_replay.target;\n",
+        "",
+        letter_races.a_queue_is_not_dropped_in_the_middle_of_a_step_into_it,
+    ),
+    Mutation(
+        "a step waits for letters",
+        "replaying.sql",
+        "where l.message_id = any (v_ids) for no key update skip locked)",
+        "where l.message_id = any (v_ids) for no key update)",
+        letter_races.a_step_waits_for_nobody_who_is_at_a_letter,
+    ),
+    Mutation(
+        "two may step at once",
+        "replaying.sql",
+        "and (r.id = p_replay or p_replay is null) order by r.id for update skip locked",
+        "and (r.id = p_replay or p_replay is null) order by r.id",
+        letter_races.of_two_steps_at_once_each_letter_is_in_one,
+    ),
+    Mutation(
+        "what regressed regresses again",
+        "news.sql",
+        "where g.id = p_news.group_id and g.state = 'resolved'",
+        "where g.id = p_news.group_id",
+        letter_races.a_regression_is_told_once,
+    ),
+    Mutation(
+        "a version is new to a group only once it is judged",
+        "news.sql",
+        "array_remove(g.seen_versions, v_new)",
+        "g.seen_versions || p_news.worker_version",
+        letter_races.a_death_while_a_group_is_being_resolved_is_a_regression,
+    ),
+    Mutation(
+        "a worker waits for a group",
+        "news.sql",
+        "order by g.id for no key update skip locked",
+        "order by g.id for no key update",
+        letter_races.a_death_while_a_group_is_being_resolved_is_a_regression,
+    ),
+    Mutation(
+        "what died before a group was resolved breaks it",
+        "news.sql",
+        "and (g.state_at = p_news.resolved_at or g.state_at <= p_news.died_at) and p_news.died_at is not null",
+        "and p_news.died_at is not null",
+        letter_races.what_died_before_a_group_was_resolved_breaks_nothing,
+    ),
+    Mutation(
+        "retention waits for letters",
+        "retention.sql",
+        "o.held_at is null for no key update skip locked))",
+        "o.held_at is null for no key update))",
+        letter_races.retention_waits_for_nobody_who_is_at_a_letter,
     ),
     Mutation(
         "a key is taken over before its time",
@@ -372,16 +450,53 @@ MUTATIONS = [
         "",
         breaker_races.a_mark_holds_its_queue,
     ),
+    Mutation(
+        "a change of a letter has no number of its own",
+        "letters.sql",
+        "discard_reason = p_reason, sequence = l.sequence + 1",
+        "discard_reason = p_reason",
+        event_races.of_two_who_change_a_letter_each_is_told_in_its_turn,
+    ),
+    Mutation(
+        "a report looks at a sink without locking it",
+        "relaying.sql",
+        "where s.name = p_sink for no key update;",
+        "where s.name = p_sink;",
+        event_races.of_two_who_find_a_sink_down_one_tells,
+    ),
+    Mutation(
+        "a report takes the sink before the audit",
+        "relaying.sql",
+        "    perform bartleby.lock_audit();\n",
+        "    null;\n",
+        event_races.a_report_and_a_change_of_a_sink_do_not_wait_for_each_other_in_a_ring,
+    ),
+    Mutation(
+        "an alarm does not look at the last one",
+        "alarms.sql",
+        "(g.alarm < v_level or p_dead = 0)",
+        "true",
+        event_races.of_two_who_add_up_one_raises_the_alarm,
+    ),
+    Mutation(
+        "the end of a pause takes the queue before the audit",
+        "pauses.sql",
+        "bartleby.audit_head h for no key update nowait;",
+        "bartleby.audit_head h;",
+        pause_races.the_end_of_a_pause_and_a_deed_do_not_wait_for_each_other_in_a_ring,
+    ),
 ]
 
-FOUND_BY_CHANCE = [
-    "holes are forgotten",
-    "a cut probe buries",
-    "anybody may settle a lease",
-    "a lapsed batch comes back as a batch",
-    "late commits are not remembered",
-    "stragglers are overlooked",
-]
+# with the schedule that is tried first, since it is known to fail; if it does no longer, all the others are
+FOUND_BY_CHANCE = {
+    "holes are forgotten": 8,
+    "a cut probe buries": 9,
+    "anybody may settle a lease": 0,
+    "a lapsed batch comes back as a batch": 4,
+    "late commits are not remembered": 278,
+    "stragglers are overlooked": 10,
+    "a change of a letter has no number of its own": 30,
+}
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "_"))
@@ -401,11 +516,11 @@ def test_without_its_safeguard_a_random_schedule_fails(dsn: str, name: str) -> N
     lab = open_lab(dsn, 4)
     try:
         with pytest.raises(AssertionError):
-            run_schedules(lab)
+            run_schedules(lab, FOUND_BY_CHANCE[name])
     finally:
         close_lab(lab)
 
 
-def run_schedules(lab: Lab) -> None:
-    for seed in range(ENOUGH_SCHEDULES):
+def run_schedules(lab: Lab, likely: int) -> None:
+    for seed in (likely, *range(ENOUGH_SCHEDULES)):
         run_schedule(lab, seed)

@@ -4,7 +4,8 @@ A transaction works on an overlay of the committed state, and a commit lays it o
 same message: whoever changes one holds a lock that the other would wait for, so `free` tells what may be touched.
 """
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -16,7 +17,11 @@ class Where(StrEnum):
     WAITING = "waiting"
     LEASED = "leased"
     DEAD = "dead"
+    DISCARDED = "discarded"
     DONE = "done"
+
+
+AT_REST = {Where.DEAD, Where.DISCARDED, Where.DONE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,7 @@ class Queue:
     lease: float
     base: float
     route: str | None = None
+    retention: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,18 @@ class Message:
     cycle: int = 1
     solo: bool = False
     deaths: int = 0
+    once: bool = False
+    plan: int | None = None
+    rests_since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A message in a plan: what was said of it, and the cycle it had."""
+
+    prediction: str
+    cycle: int
+    state: str = "waiting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +86,21 @@ class Transaction:
     messages: dict[int, Message] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)
     keys: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    items: dict[tuple[int, int], Item] = field(default_factory=dict)
+    groups: set[tuple[str, str]] = field(default_factory=set)
+    held: dict[int, bool] = field(default_factory=dict)
     locks: set[Lock] = field(default_factory=set)
 
     def copy(self) -> "Transaction":
-        return Transaction(dict(self.messages), dict(self.leases), dict(self.keys), set(self.locks))
+        return Transaction(
+            dict(self.messages),
+            dict(self.leases),
+            dict(self.keys),
+            dict(self.items),
+            set(self.groups),
+            dict(self.held),
+            set(self.locks),
+        )
 
 
 class Model:
@@ -82,6 +111,9 @@ class Model:
         self.paused: set[str] = set()
         self.committed = Transaction()
         self.open: list[Transaction] = []
+        self.now: Callable[[], float] = time.time
+        self.slack = SLACK
+        """How far its times may be from those of the server: more where a statement once took long."""
 
     def begin(self) -> Transaction:
         transaction = Transaction()
@@ -94,6 +126,9 @@ class Model:
             self.committed.messages.update(transaction.messages)
             self.committed.leases.update(transaction.leases)
             self.committed.keys.update(transaction.keys)
+            self.committed.items.update(transaction.items)
+            self.committed.groups |= transaction.groups
+            self.committed.held.update(transaction.held)
 
     def free(self, transaction: Transaction, lock: Lock) -> bool:
         return all(lock not in other.locks for other in self.open if other is not transaction)
@@ -114,11 +149,32 @@ class Model:
         return [lease for lease in seen if self.free(transaction, ("lease", lease.id))]
 
     def dead(self, transaction: Transaction) -> list[int]:
+        return [message.id for message in self.letters(transaction) if self.can_be_replayed(transaction, message)]
+
+    def is_held(self, transaction: Transaction, number: int) -> bool:
+        return (self.committed.held | transaction.held).get(number, False)
+
+    def can_be_replayed(self, transaction: Transaction, message: Message) -> bool:
+        return message.where is Where.DEAD and not self.is_held(transaction, message.id)
+
+    def letters(self, transaction: Transaction) -> list[Message]:
+        """Messages with letters that nobody else is at."""
         return [
-            message.id
+            message
             for message in self.messages(transaction)
-            if message.where is Where.DEAD and self.free(transaction, ("dead", message.id))
+            if message.deaths and self.free(transaction, ("dead", message.id))
         ]
+
+    def item(self, transaction: Transaction, plan: int, number: int) -> Item:
+        return transaction.items.get((plan, number)) or self.committed.items[plan, number]
+
+    def may_die(self, transaction: Transaction, messages: Iterable[Message], kind: str) -> bool:
+        """Whether letters of these messages can be written without waiting for somebody else."""
+        return all(
+            self.free(transaction, ("group", (message.queue, kind)))
+            and (not message.deaths or self.free(transaction, ("dead", message.id)))
+            for message in messages
+        )
 
     def sent(self, transaction: Transaction, message: Message) -> None:
         assert message.id not in self.committed.messages, f"id {message.id} was given twice"
@@ -141,7 +197,7 @@ class Model:
         transaction.locks.add(("claim", queue))
         assert len(rows) <= limit
         if not rows:
-            ready = self.claimable(transaction, queue, now - SLACK)
+            ready = self.claimable(transaction, queue, now - self.slack)
             assert not ready, f"a claim found nothing, but these wait: {ready}"
             return
         solo = any(row.solo for row in rows)
@@ -164,7 +220,7 @@ class Model:
         transaction.leases[number] = Lease(number, queue, until, solo, pending)
 
     def budget(self, message: Message) -> int:
-        return message.max_attempts or self.queues[message.queue].max_attempts
+        return 1 if message.once else message.max_attempts or self.queues[message.queue].max_attempts
 
     def take(self, transaction: Transaction, number: int, positions: Iterable[int] | None) -> list[Message]:
         """Take positions out of a lease, and return their messages."""
@@ -175,8 +231,22 @@ class Model:
         transaction.locks.add(("lease", number))
         return [self.message(transaction, lease.pending[position]) for position in taken]
 
+    def held_by(self, transaction: Transaction, number: int, positions: Iterable[int] | None) -> list[Message]:
+        """The messages of a lease, or of some of its positions."""
+        pending = self.lease(transaction, number).pending
+        return [self.message(transaction, pending[position]) for position in positions or pending]
+
     def done(self, transaction: Transaction, message: Message) -> None:
-        transaction.messages[message.id] = replace(message, where=Where.DONE)
+        self.settle_item(transaction, message, "done")
+        transaction.messages[message.id] = replace(message, where=Where.DONE, plan=None, rests_since=self.now())
+
+    def settle_item(self, transaction: Transaction, message: Message, state: str) -> None:
+        if message.deaths:
+            transaction.locks.add(("dead", message.id))
+        if message.plan is not None:
+            item = self.item(transaction, message.plan, message.id)
+            assert item.state == "replayed"
+            transaction.items[message.plan, message.id] = replace(item, state=state)
 
     def back(self, transaction: Transaction, message: Message, run_at: float, *, solo: bool | None) -> None:
         transaction.messages[message.id] = replace(
@@ -184,22 +254,35 @@ class Model:
         )
 
     def failed(
-        self, transaction: Transaction, message: Message, retry_at: float, *, dead: bool, crash: bool = False
+        self, transaction: Transaction, message: Message, retry_at: float, *, dead: bool, kind: str, crash: bool = False
     ) -> bool:
         """Charge an attempt; return whether the message dies of it."""
         queue = self.queues[message.queue]
         charged = replace(message, attempts=message.attempts + 1, crashes=message.crashes + crash, solo=crash)
         dies = dead or charged.attempts >= self.budget(message) or (crash and charged.crashes >= queue.crash_budget)
         if dies:
+            self.settle_item(transaction, message, "died_again")
+            group = (message.queue, kind)
+            if group not in self.committed.groups:
+                transaction.groups.add(group)
+                transaction.locks.add(("group", group))
             charged = replace(charged, where=Where.DEAD, deaths=message.deaths + 1, solo=False)
+            charged = replace(charged, once=False, plan=None, rests_since=self.now())
         else:
             charged = replace(charged, where=Where.WAITING, run_at=retry_at)
         transaction.messages[message.id] = charged
         return dies
 
-    def replayed(self, transaction: Transaction, number: int) -> None:
+    def replayed(self, transaction: Transaction, number: int) -> Message:
         message = self.message(transaction, number)
+        assert self.can_be_replayed(transaction, message), f"replayed, but it is {message}"
+        assert self.free(transaction, ("dead", number)), f"replayed, but somebody else is at it: {message}"
         transaction.locks.add(("dead", number))
-        transaction.messages[number] = replace(
-            message, where=Where.WAITING, run_at=0.0, attempts=0, crashes=0, cycle=message.cycle + 1
-        )
+        replayed = replace(message, where=Where.WAITING, run_at=0.0, attempts=0, crashes=0, cycle=message.cycle + 1)
+        transaction.messages[number] = replayed
+        return replayed
+
+    def changed(self, transaction: Transaction, message: Message) -> None:
+        """Somebody discarded or restored its letter, or replayed it through a plan."""
+        transaction.locks.add(("dead", message.id))
+        transaction.messages[message.id] = message

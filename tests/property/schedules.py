@@ -5,22 +5,28 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.property.model import Lease
+from tests.property.operators import OperatedWorld
 from tests.property.world import Lab, World
 
 LIMITS = (1, 2, 3, 10)
 DELAYS = (0, 0, 1, 5)
 # One schedule in so many has breakers: an open one hands out little, and hides what would be found without it.
 STORMY = 5
+# One in so many has operators at work, and deaths enough for them.
+OPERATED = 3
 
 
 def run_schedule(lab: Lab, seed: int) -> int:
     """Run the schedule of this seed, and return how many messages it committed."""
     rng = random.Random(seed)
-    world = World(lab, [random_policy(rng) for _ in range(rng.choice([1, 1, 2]))], routed=rng.random() < 0.3)
+    policies = [random_policy(rng) for _ in range(rng.choice([1, 1, 2]))]
+    world = OperatedWorld(lab, policies, routed=rng.random() < 0.3)
     try:
         for _ in range(rng.randint(5, 40)):
             if seed % STORMY == 0 and rng.random() < 0.1:
                 breaker(world, rng, world.names)
+            if seed % OPERATED == 0 and rng.random() < 0.6:
+                operate(world, rng)
             step(world, rng)
             if rng.random() < 0.1:
                 world.check()
@@ -45,7 +51,59 @@ def random_policy(rng: random.Random) -> dict[str, Any]:
         "crash_budget": rng.choice([1, 2]),
         "lease": rng.choice([5, 60]),
         "base": rng.choice([0, 1, 5]),
+        "retention": rng.choice([60, 1_000_000]),
     }
+
+
+def operate(world: OperatedWorld, rng: random.Random) -> None:
+    deeds = ["die", "die", "change", "change", "plan", "plan", "step", "step", "step", "command", "tally", "prune"]
+    deed, k = rng.choice(deeds), rng.randrange(len(world.actors))
+    plan = rng.choice(list(world.plans.values())) if world.plans else None
+    world.note(deed, k)
+    match deed:
+        case "die":
+            world.send_many(k, rng.choice(world.names), rng.randint(1, 8))
+            bury(world, rng, k)
+        case "change":
+            world.change(k, rng.choice(["discard", "restore", "hold", "release"]), letters(world, rng, k))
+        case "plan":
+            world.plan(k, letters(world, rng, k), random_terms(world, rng))
+            if world.plans and rng.random() < 0.8:
+                world.command(k, "start", list(world.plans.values())[-1])
+        case "step" if plan:
+            world.step(k, plan, rng.choice([1, 3, 100]))
+        case "command" if plan:
+            world.command(k, rng.choice(["start", "pause", "resume", "resume", "cancel"]), plan)
+        case "tally":
+            world.tally(rng.choice([1, 3, 100]))
+        case "prune":
+            world.advance(rng.choice([0, 70]))
+            world.prune(rng.choice([1, 3, 1000]))
+        case _:
+            pass
+
+
+def bury(world: World, rng: random.Random, k: int) -> None:
+    for queue in world.names:
+        if rows := world.claim(k, queue, 10):
+            world.fail(k, rows[0].lease, [row.position for row in rows], rng.choice(["dead", "dead", None]), None)
+
+
+def letters(world: World, rng: random.Random, k: int) -> list[int]:
+    with world.acting(k) as (_, tx):
+        known = [message.id for message in world.model.letters(tx)]
+    return rng.sample(known, rng.randint(0, len(known)))
+
+
+def random_terms(world: World, rng: random.Random) -> dict[str, Any]:
+    every = {
+        "to": rng.choice(world.names),
+        "patch": [{"op": "replace", "path": "", "value": -rng.randint(1, 9)}],
+        "canary": rng.randint(1, 3),
+        "window": rng.randint(1, 3),
+        "tolerance": rng.choice([0, 0.5, 1]),
+    }
+    return {name: every[name] for name in every if rng.random() < 0.25}
 
 
 def step(world: World, rng: random.Random) -> None:

@@ -59,7 +59,7 @@ class Sessions:
 
     def wait_until_it_waits(self, conn: Connection) -> None:
         """Until that session waits for a lock: the race is then where we want it."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         query = "select from pg_locks where pid = %s and not granted"
         while not self.main.execute(query, [conn.info.backend_pid]).rowcount:
             if time.monotonic() > deadline:
@@ -87,7 +87,7 @@ class Background(AbstractContextManager["Background"]):
             self.error = error
 
     def join(self) -> Any:
-        self.thread.join(20)
+        self.thread.join(30)
         assert not self.thread.is_alive(), "it still waits"
         if self.error is not None:
             raise self.error
@@ -96,7 +96,7 @@ class Background(AbstractContextManager["Background"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.thread.join(20)
+        self.thread.join(30)
 
 
 def send(conn: Connection, *payloads: int) -> None:

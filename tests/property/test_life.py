@@ -22,7 +22,8 @@ from hypothesis.stateful import (
 
 from tests.clock import move_clock
 from tests.property.model import Lease
-from tests.property.world import Lab, World, close_lab, open_lab
+from tests.property.operators import OperatedWorld, Plan
+from tests.property.world import Lab, close_lab, open_lab
 
 SCHEDULES = int(os.environ.get("BARTLEBY_SCHEDULES", "0"))
 ACTORS = 3
@@ -37,34 +38,49 @@ policies = st.fixed_dictionaries(
         "crash_budget": st.integers(1, 2),
         "lease": st.sampled_from([5, 60]),
         "base": st.sampled_from([0, 1, 5]),
+        "retention": st.sampled_from([60, 1_000_000]),
     }
+)
+terms = st.fixed_dictionaries(
+    {},
+    optional={
+        "to": queues,
+        "patch": st.integers(-9, -1).map(lambda value: [{"op": "replace", "path": "", "value": value}]),
+        "canary": st.integers(1, 3),
+        "window": st.integers(1, 3),
+        "tolerance": st.sampled_from([0, 0.5, 1]),
+    },
 )
 
 
-class Life(RuleBasedStateMachine):
-    """Two queues, three sessions."""
+# what must have happened to some letter or plan, or the machine has not looked
+OPERATED = {
+    *("discarded", "held", "refused", "run: replayed", "run: skipped"),
+    *("plan finished", "plan cancelled", "item done", "item died_again", "item skipped", "item waiting"),
+    *("told: dead_letter.created", "told: dead_letter.replayed", "told: dead_letter.resolved"),
+    *("told: dead_letter.died_again", "told: dead_letter.discarded", "told: group.opened", "told: replay.finished"),
+}
+
+
+class Operated(RuleBasedStateMachine):
+    """Two queues, three sessions, and what operators and the upkeep do."""
 
     def __init__(self, lab: Lab) -> None:
         super().__init__()
         self.lab = lab
-        self.world: World | None = None
+        self.world: OperatedWorld | None = None
 
     @property
-    def here(self) -> World:
+    def here(self) -> OperatedWorld:
         assert self.world is not None
         return self.world
 
     def name(self, queue: int) -> str:
         return self.here.names[queue]
 
-    def lease(self, k: int, pick: int) -> Lease | None:
-        with self.here.acting(k) as (_, tx):
-            open_ones = [lease for lease in self.here.model.leases(tx) if lease.pending]
-        return open_ones[pick % len(open_ones)] if open_ones else None
-
     @initialize(first=policies, second=policies, routed=st.booleans())
     def create(self, first: dict[str, int], second: dict[str, int], routed: bool) -> None:
-        self.world = World(self.lab, [first, second], routed=routed)
+        self.world = OperatedWorld(self.lab, [first, second], routed=routed)
 
     @rule(k=actors, write=st.booleans())
     def begin(self, k: int, write: bool) -> None:
@@ -74,6 +90,110 @@ class Life(RuleBasedStateMachine):
     @rule(k=actors, commit=st.booleans())
     def end(self, k: int, commit: bool) -> None:
         self.here.end(k, commit=commit)
+
+    @rule(
+        k=actors, first=picks, count=st.integers(1, 5), verb=st.sampled_from(["discard", "restore", "hold", "release"])
+    )
+    def change_letters(self, k: int, first: int, count: int, verb: str) -> None:
+        with self.here.acting(k) as (_, tx):
+            letters = [message.id for message in self.here.model.letters(tx)]
+        start = first % len(letters) if letters else 0
+        self.here.change(k, verb, letters[start : start + count])
+
+    @rule(k=actors, first=picks, count=st.integers(1, 8), options=terms)
+    def plan(self, k: int, first: int, count: int, options: dict[str, object]) -> None:
+        with self.here.acting(k) as (_, tx):
+            letters = [message.id for message in self.here.model.letters(tx)]
+        start = first % len(letters) if letters else 0
+        if "to" in options:
+            options = options | {"to": self.here.names[bool(options["to"])]}
+        self.here.plan(k, letters[start : start + count], options)
+
+    def any_plan(self, pick: int) -> Plan | None:
+        plans = list(self.here.plans.values())
+        return plans[pick % len(plans)] if plans else None
+
+    @rule(
+        k=actors, pick=picks, verb=st.sampled_from(["start", "start", "start", "pause", "resume", "resume", "cancel"])
+    )
+    def command_a_plan(self, k: int, pick: int, verb: str) -> None:
+        if plan := self.any_plan(pick):
+            self.here.command(k, verb, plan)
+
+    @rule(k=actors, pick=picks, limit=st.sampled_from([1, 2, 100]))
+    def step(self, k: int, pick: int, limit: int) -> None:
+        if plan := self.any_plan(pick):
+            self.here.step(k, plan, limit)
+
+    @rule(limit=st.sampled_from([1, 2, 100]))
+    def tally(self, limit: int) -> None:
+        self.here.tally(limit)
+
+    @rule(limit=st.sampled_from([1, 2, 1000]))
+    def prune(self, limit: int) -> None:
+        self.here.prune(limit)
+
+    @rule(queue=queues)
+    def pause_or_resume(self, queue: int) -> None:
+        name = self.name(queue)
+        self.here.pause(name, paused=name not in self.here.model.paused)
+
+    @rule(seconds=st.sampled_from([0.5, 2, 7, 70]))
+    def advance(self, seconds: float) -> None:
+        self.here.advance(seconds)
+
+    @invariant()
+    def every_committed_message_is_in_exactly_one_place(self) -> None:
+        if self.world is not None:
+            self.world.check()
+
+    def teardown(self) -> None:
+        if self.world is None:
+            return
+        try:
+            self.world.end_all(commit=True)
+            self.world.finish()
+        finally:
+            self.world.drop()
+
+
+class Operations(Operated):
+    """Deaths and deeds, and little else: here plans get far."""
+
+    @rule(queue=queues, count=st.integers(1, 8), max_attempts=st.sampled_from([None, 2]))
+    def die(self, queue: int, count: int, max_attempts: int | None) -> None:
+        for _ in range(count):
+            self.here.send(0, self.name(queue), max_attempts=max_attempts)
+        self.work(0, queue, 10, dies=True)
+
+    @rule(k=actors, queue=queues, limit=st.sampled_from([1, 3, 10]), dies=st.booleans())
+    def work(self, k: int, queue: int, limit: int, dies: bool) -> None:
+        if rows := self.here.claim(k, self.name(queue), limit):
+            if dies:
+                self.here.fail(k, rows[0].lease, [row.position for row in rows], "dead", None)
+            else:
+                self.here.ack(k, rows[0].lease)
+
+    @rule(k=actors, options=terms, limit=st.sampled_from([1, 3, 100]))
+    def replay_all(self, k: int, options: dict[str, object], limit: int) -> None:
+        self.plan(k, 0, 100, options)
+        if plan := self.any_plan(-1):
+            self.here.command(k, "start", plan)
+            self.here.step(k, plan, limit)
+
+    @rule(limit=st.sampled_from([1, 3, 100]))
+    def step_all(self, limit: int) -> None:
+        for plan in self.here.plans.values():
+            self.here.step(0, plan, limit)
+
+
+class Life(Operated):
+    """Any verb of a sender, worker or operator."""
+
+    def lease(self, k: int, pick: int) -> Lease | None:
+        with self.here.acting(k) as (_, tx):
+            open_ones = [lease for lease in self.here.model.leases(tx) if lease.pending]
+        return open_ones[pick % len(open_ones)] if open_ones else None
 
     @rule(k=actors)
     def savepoint(self, k: int) -> None:
@@ -172,32 +292,9 @@ class Life(RuleBasedStateMachine):
     def turn(self) -> None:
         self.here.turn()
 
-    @rule(queue=queues)
-    def pause_or_resume(self, queue: int) -> None:
-        name = self.name(queue)
-        self.here.pause(name, paused=name not in self.here.model.paused)
-
     @rule(queue=queues, verb=st.sampled_from(["open", "close", "force"]))
     def set_breaker(self, queue: int, verb: str) -> None:
         self.here.set_breaker(self.name(queue), verb)
-
-    @rule(seconds=st.sampled_from([0.5, 2, 7, 70]))
-    def advance(self, seconds: float) -> None:
-        self.here.advance(seconds)
-
-    @invariant()
-    def every_committed_message_is_in_exactly_one_place(self) -> None:
-        if self.world is not None:
-            self.world.check()
-
-    def teardown(self) -> None:
-        if self.world is None:
-            return
-        try:
-            self.world.end_all(commit=True)
-            self.world.finish()
-        finally:
-            self.world.drop()
 
 
 @pytest.fixture
@@ -209,7 +306,7 @@ def lab(dsn: str) -> Iterator[Lab]:
     close_lab(opened)
 
 
-def live(lab: Lab, examples: int, *, derandomize: bool = True) -> None:
+def live(lab: Lab, machine: type[Operated], examples: int, *, derandomize: bool = True) -> None:
     profile = settings(
         max_examples=examples,
         stateful_step_count=40,
@@ -218,17 +315,24 @@ def live(lab: Lab, examples: int, *, derandomize: bool = True) -> None:
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(lambda: Life(lab), settings=profile)  # type: ignore[arg-type]
+    run_state_machine_as_test(lambda: machine(lab), settings=profile)  # type: ignore[arg-type]
     assert lab.count >= examples
-    assert lab.emptied > 0
 
 
 @pytest.mark.timeout(400)
 def test_a_message_is_always_in_exactly_one_place(lab: Lab) -> None:
-    live(lab, 200)
+    live(lab, Life, 100)
+    assert lab.emptied > 0
+
+
+@pytest.mark.timeout(400)
+def test_whatever_operators_do_counts_are_true_and_plans_add_up(lab: Lab) -> None:
+    live(lab, Operations, 100)
+    assert set(lab.seen) >= OPERATED
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_a_message_is_always_in_exactly_one_place_in_thousands_of_lives(lab: Lab) -> None:
-    live(lab, SCHEDULES or 10_000, derandomize=False)
+@pytest.mark.parametrize("machine", [Life, Operations])
+def test_a_message_is_always_in_exactly_one_place_in_thousands_of_lives(lab: Lab, machine: type[Operated]) -> None:
+    live(lab, machine, SCHEDULES or 10_000, derandomize=False)

@@ -33,7 +33,9 @@ select array(
   from unnest(%s::int[]) with ordinality u (a, n) order by n)
 from bartleby.queue q where q.name = 'curves'
 """
-once_per_example = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+once_per_example = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 
 
 def delays_of_the_queue(conn: Connection, policy: dict[str, Any], numbers: list[int]) -> list[float]:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import psycopg
 from psycopg import errors
 from psycopg.types.json import Jsonb
 
-from tests.property.model import SLACK, Claimed, Message, Model, Queue, Transaction, Where
+from tests.property.model import AT_REST, SLACK, Claimed, Message, Model, Queue, Transaction, Where
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 LEASE_LOST = "ZB006"
@@ -19,7 +20,8 @@ LEASE_LOST = "ZB006"
 _MESSAGES: LiteralString = """
     select message_id, queue, state, attempts, crashes, cycle, solo, position, extract(epoch from run_at)::float
     from bartleby.messages where queue = any (%s)"""
-_DEAD: LiteralString = "select message_id, status, attempts, cycle from bartleby.dead_letters where queue = any (%s)"
+_DEAD: LiteralString = """
+    select message_id, status, attempts, cycle, held_at is not null from bartleby.dead_letters where queue = any (%s)"""
 _QUEUES: LiteralString = "select name, leased, deferred, dead from bartleby.queues where name = any (%s)"
 
 
@@ -41,6 +43,7 @@ class Lab:
     shift: float = 0.0
     count: int = 0
     emptied: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
 
 
 def open_lab(dsn: str, sessions: int) -> Lab:
@@ -72,10 +75,19 @@ class World:
             given = {**policy, "jitter": "none", "backoff": "fixed", **({"dead_letter_to": route} if route else {})}
             lab.admin.execute("select bartleby.create_queue(%s, %s)", [name, Jsonb(given)])
             queues.append(
-                Queue(name, policy["max_attempts"], policy["crash_budget"], policy["lease"], policy["base"], route)
+                Queue(
+                    name,
+                    policy["max_attempts"],
+                    policy["crash_budget"],
+                    policy["lease"],
+                    policy["base"],
+                    route,
+                    policy.get("retention"),
+                )
             )
         self.names = names
         self.model = Model(queues)
+        self.model.now = self.now
 
     def now(self) -> float:
         return time.time() + self.lab.shift
@@ -134,9 +146,10 @@ class World:
 
     @contextmanager
     def acting(self, k: int) -> Iterator[tuple[Connection, Transaction]]:
-        actor = self.actors[k]
+        actor, began = self.actors[k], time.monotonic()
         if actor.tx is not None:
             yield actor.conn, actor.tx
+            self.took(began)
             return
         alone = self.model.begin()
         try:
@@ -144,7 +157,12 @@ class World:
         except BaseException:
             self.model.end(alone, commit=False)
             raise
+        self.took(began)
         self.model.end(alone, commit=True)
+
+    def took(self, began: float) -> None:
+        """Learn how far the times of the model may be from those of the server."""
+        self.model.slack = max(self.model.slack, SLACK + time.monotonic() - began)
 
     # verbs
 
@@ -210,6 +228,10 @@ class World:
 
     def ack(self, k: int, lease: int, positions: list[int] | None = None) -> None:
         with self.acting(k) as (conn, tx):
+            held = [message for message in self.model.held_by(tx, lease, positions) if message.deaths]
+            if not all(self.model.free(tx, ("dead", message.id)) for message in held):
+                self.note("it waits")
+                return
             row = conn.execute("select bartleby.ack(%s, %s)", [lease, positions]).fetchone()
             taken = self.model.take(tx, lease, positions)
             assert row == (len(taken),)
@@ -233,6 +255,9 @@ class World:
             for position in positions
         ]
         with self.acting(k) as (conn, tx):
+            if not self.model.may_die(tx, self.model.held_by(tx, lease, positions), "E"):
+                self.note("it waits")
+                return
             charged = verdict == "dead" or self.breaker(conn, self.model.lease(tx, lease).queue) == "closed"
             before = self.now()
             rows = conn.execute(
@@ -246,19 +271,22 @@ class World:
                 number, answer, retry_at = said[position]
                 assert number == message.id
                 if charged:
-                    dies = self.model.failed(tx, message, retry_at or 0.0, dead=verdict == "dead")
+                    dies = self.model.failed(tx, message, retry_at or 0.0, dead=verdict == "dead", kind="E")
                 else:
                     self.model.back(tx, message, retry_at, solo=False)
                     dies = False
                 assert answer == ("dead" if dies else "retry")
-                assert dies or abs(retry_at - before - base) < SLACK
+                assert dies or before + base - SLACK < retry_at < self.now() + base + SLACK
                 self._follow_route(conn, tx, message, dies=dies)
 
     def reject(self, k: int, lease: int, position: int, reason: str) -> None:
         with self.acting(k) as (conn, tx):
+            if not self.model.may_die(tx, self.model.held_by(tx, lease, [position]), reason):
+                self.note("it waits")
+                return
             conn.execute("select bartleby.reject(%s, %s, %s, 'because')", [lease, position, reason])
             (message,) = self.model.take(tx, lease, [position])
-            assert self.model.failed(tx, message, 0.0, dead=True)
+            assert self.model.failed(tx, message, 0.0, dead=True, kind=reason)
             self._follow_route(conn, tx, message, dies=True)
 
     def extend(self, k: int, lease: int, seconds: float) -> None:
@@ -280,17 +308,22 @@ class World:
 
     def reap(self) -> None:
         with self.model_alone() as tx:
+            alone = [lease for lease in self.model.leases(tx) if lease.solo and lease.pending]
+            suspects = [message for lease in alone for message in self.model.held_by(tx, lease.id, None)]
+            if not self.model.may_die(tx, suspects, "WorkerLost"):
+                self.note("it waits")
+                return
             before = self.now()
             rows = self.lab.admin.execute("select queue, lease_id, messages, outcome from bartleby.reap()").fetchall()
             after = self.now()
             reaped = {lease: (messages, outcome) for queue, lease, messages, outcome in rows if queue in self.names}
             for lease in self.model.leases(tx):
-                if lease.pending and lease.until < before - SLACK:
+                if lease.pending and lease.until < before - self.model.slack:
                     assert lease.id in reaped, f"lapsed and not taken back: {lease}"
             for number, (messages, outcome) in reaped.items():
                 lease = self.model.lease(tx, number)
                 assert lease.pending, f"taken back a settled lease: {lease}"
-                assert lease.until < after + SLACK, f"taken back too early: {lease}"
+                assert lease.until < after + self.model.slack, f"taken back too early: {lease}"
                 assert messages == len(lease.pending)
                 for message in self.model.take(tx, number, None):
                     if not lease.solo:
@@ -298,16 +331,26 @@ class World:
                         self.model.back(tx, message, before, solo=True)
                         continue
                     base = self.model.queues[message.queue].base
-                    dies = self.model.failed(tx, message, before + base, dead=False, crash=True)
+                    dies = self.model.failed(tx, message, before + base, dead=False, kind="WorkerLost", crash=True)
                     assert outcome == ("dead" if dies else "retry")
                     self._follow_route(self.lab.admin, tx, message, dies=dies)
 
     def replay(self, k: int, ids: list[int]) -> None:
         with self.acting(k) as (conn, tx):
+            if not self.may_act(tx):
+                return
             rows = conn.execute("select bartleby.replay(%s, 'me', 'test')", [[*ids, *ids]]).fetchall()
             assert sorted(number for (number,) in rows) == sorted(ids)
             for number in ids:
                 self.model.replayed(tx, number)
+
+    def may_act(self, tx: Transaction) -> bool:
+        """Deeds of operators come one after another."""
+        if not self.model.free(tx, ("audit", 0)):
+            self.note("it waits")
+            return False
+        tx.locks.add(("audit", 0))
+        return True
 
     def turn(self) -> None:
         """As many turns of the ring as it takes to empty a segment, if nothing is in the way."""
@@ -350,8 +393,9 @@ class World:
 
     @contextmanager
     def model_alone(self) -> Iterator[Transaction]:
-        alone = self.model.begin()
+        alone, began = self.model.begin(), time.monotonic()
         yield alone
+        self.took(began)
         self.model.end(alone, commit=True)
 
     def _follow_route(self, conn: Connection, tx: Transaction, message: Message, *, dies: bool) -> None:
@@ -387,10 +431,11 @@ class World:
             assert deferred == sum(row[1] == name and row[2] == "deferred" for row in rows)
 
     def _check_message(self, message: Message, row: Sequence[Any] | None, dead: Sequence[Any] | None) -> None:
-        status = {Where.DEAD: "dead", Where.DONE: "resolved"}.get(message.where, "replayed")
+        rests = {Where.DEAD: "dead", Where.DONE: "resolved", Where.DISCARDED: "discarded"}
+        letter = (rests.get(message.where, "replayed"), self.model.committed.held.get(message.id, False))
         assert (dead is not None) == (message.deaths > 0), f"its dead letter: {message}"
-        assert dead is None or dead[0] == status, f"its dead letter is {dead}: {message}"
-        if message.where in {Where.DEAD, Where.DONE}:
+        assert dead is None or (dead[0], dead[3]) == letter, f"its dead letter is {dead}: {message}"
+        if message.where in AT_REST:
             assert row is None, f"lives on as {row}: {message}"
             return
         assert row is not None, f"lost: {message}"
@@ -405,7 +450,7 @@ class World:
         if message.where is Where.LEASED:
             assert state == "leased"
         elif state == "deferred":
-            assert abs(run_at - message.run_at) < SLACK
+            assert abs(run_at - message.run_at) < self.model.slack
         else:
             assert state == "ready"
             assert message.run_at <= self.now()
@@ -418,14 +463,19 @@ class World:
             self.set_breaker(name, "close")
             assert self.breaker(self.lab.admin, name) == "closed"
         for _ in range(40):
+            going_on = self.go_on()
             self._drain()
-            if all(message.where in {Where.DEAD, Where.DONE} for message in self.model.committed.messages.values()):
+            if not going_on and all(m.where in AT_REST for m in self.model.committed.messages.values()):
                 break
             self.advance(1000)
             self.reap()
-        left = [m for m in self.model.committed.messages.values() if m.where not in {Where.DEAD, Where.DONE}]
+        left = [m for m in self.model.committed.messages.values() if m.where not in AT_REST]
         assert not left, f"never arrived: {left}"
         self.check()
+
+    def go_on(self) -> bool:
+        """Bring to an end what runs by itself; whether there is more."""
+        return False
 
     def _drain(self) -> None:
         for name in self.names:

@@ -23,7 +23,7 @@ Connect = Callable[..., Connection]
 Row = dict[str, Any]
 
 SQL = Path(dev.__file__).parent / "sql"
-ROLES = ("bartleby_producer", "bartleby_worker", "bartleby_reader", "bartleby_operator")
+ROLES = ("bartleby_producer", "bartleby_worker", "bartleby_reader", "bartleby_operator", "bartleby_relay")
 
 
 def rows(conn: Connection, query: LiteralString, *parameters: Any) -> list[Row]:
@@ -145,7 +145,19 @@ def drain(conn: Connection, queue: str = "q", limit: int = 10000) -> list[Any]:
 
 def snapshot_of_everything(conn: Connection) -> dict[str, list[Any]]:
     """Every row that a settlement could change."""
-    tables = ("lease", "deferred", "attempt", "dead_letter", "log", "queue", "hole", "unique_key", "breaker", "event")
+    tables = (
+        "lease",
+        "deferred",
+        "attempt",
+        "dead_letter",
+        "log",
+        "queue",
+        "hole",
+        "unique_key",
+        "breaker",
+        "event",
+        "sink",
+    )
     return {table: column(conn, f"select t::text from bartleby.{table} t order by 1") for table in tables}
 
 
@@ -175,7 +187,7 @@ class Waiting:
             self.future.set_exception(error)
 
     def result(self) -> Any:
-        return self.future.result(timeout=20)
+        return self.future.result(timeout=30)
 
 
 @contextmanager
@@ -191,7 +203,7 @@ def waiting(
         otherwise=lambda: f"it never waited: {under_way.future}",
     )
     yield under_way
-    under_way.thread.join(20)
+    under_way.thread.join(30)
     assert not under_way.thread.is_alive(), "it still waits"
 
 
@@ -199,7 +211,7 @@ def await_true(
     condition: Callable[[], object],
     unless: Callable[[], object] = lambda: False,
     otherwise: Callable[[], str] = lambda: "it did not come true",
-    seconds: float = 20,
+    seconds: float = 30,
 ) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

@@ -5,6 +5,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.sql.plan_kit import bury, change, die, started, steps
 from tests.sql.support import (
     Connect,
     Connection,
@@ -50,7 +51,10 @@ def policy(conn: Connection, name: str = "q") -> dict[str, Any]:
 
 def leftovers(conn: Connection) -> dict[str, int]:
     """Rows and objects of queues that do not exist."""
-    tables = ("log", "deferred", "dead_letter", "attempt", "unique_key", "hole", "sweep", "breaker", "handled")
+    tables = (
+        *("log", "deferred", "dead_letter", "attempt", "unique_key", "hole", "sweep", "breaker", "handled"),
+        *("failure_group", "letter_count", "letter_delta", "retention_mark", "untold_expiry"),
+    )
     counted = {
         table: value(
             conn,
@@ -59,10 +63,6 @@ def leftovers(conn: Connection) -> dict[str, int]:
         )
         for table in tables
     }
-    counted["event"] = value(
-        conn,
-        "select count(*) from bartleby.event e where not exists (select from bartleby.queue q where q.name = e.queue)",
-    )
     counted["lease"] = value(
         conn,
         "select count(*) from bartleby.lease l where not exists (select from bartleby.queue q"
@@ -103,6 +103,41 @@ def test_a_queue_with_messages_is_dropped_only_by_force(conn: Connection, where:
     assert stats(conn)[where] == 1
     conn.execute("select bartleby.drop_queue('q', p_force => true)")
     assert column(conn, "select name from bartleby.queues") == []
+    assert leftovers(conn) == {}
+
+
+@pytest.mark.parametrize("deeds", [["discard"], ["hold"], ["replay", "ack", "hold"], ["replay to other"]])
+def test_letters_that_somebody_may_yet_want_are_dropped_only_by_force(conn: Connection, deeds: list[str]) -> None:
+    """Discarded ones can be restored, and those on hold are kept; a living message has its story there."""
+    create(conn)
+    create(conn, "other")
+    sent = send(conn, 1)
+    fail_all(conn, claim(conn), verdict="dead")
+    for deed in deeds:
+        if deed == "ack":
+            drain(conn)
+        elif deed == "replay to other":
+            started(conn, [sent], to="other")
+            steps(conn)
+        else:
+            change(conn, deed, sent)
+    with refused("ZB009", "letters"):
+        conn.execute("select bartleby.drop_queue('q')")
+    assert value(conn, "select count(*) from bartleby.dead_letters") == 1
+    conn.execute("select bartleby.drop_queue('q', p_force => true)")
+    assert leftovers(conn) == {}
+    (status,) = value(conn, "select before -> 'letters' from bartleby.audit_log where action = 'queue.drop'")
+    assert status in ("discarded", "dead", "resolved", "replayed")
+
+
+def test_resolved_letters_are_no_reason_to_keep_a_queue(conn: Connection) -> None:
+    create(conn)
+    sent = send(conn, 1)
+    fail_all(conn, claim(conn), verdict="dead")
+    change(conn, "replay", sent)
+    drain(conn)
+    conn.execute("select bartleby.tally()")
+    conn.execute("select bartleby.drop_queue('q')")
     assert leftovers(conn) == {}
 
 
@@ -164,6 +199,57 @@ def test_dropping_leaves_no_orphan_of_a_settlement_under_way(connect: Connect, v
         fail(worker, claimed.lease, {"position": claimed.positions[0], "verdict": verdict})
     with waiting(observer, dropper, drop, for_whom=worker) as second:
         worker.commit()
+        second.result()
+    assert leftovers(observer) == {}
+
+
+def test_dropping_leaves_no_orphan_of_counts_that_are_just_added_up(connect: Connect) -> None:
+    janitor, dropper, observer = connect(autocommit=False), connect(), connect()
+    create(observer)
+    die(observer, 3)
+    janitor.execute("select bartleby.tally()")
+    with waiting(observer, dropper, drop, for_whom=janitor) as second:
+        janitor.commit()
+        second.result()
+    assert leftovers(observer) == {}
+    assert rows(observer, "select * from bartleby.group_hour") == []
+    assert row(observer, "select letters, exact from bartleby.count_letters('')") == {"letters": 0, "exact": True}
+
+
+def test_nor_of_a_group_that_the_tally_left_for_the_next_one(connect: Connect) -> None:
+    """Somebody holds the group, so that the tally leaves a mark to look again; that goes with the queue."""
+    janitor, operator, dropper, observer = connect(autocommit=False), connect(autocommit=False), connect(), connect()
+    create(observer)
+    die(observer, 12)
+    operator.execute("select from bartleby.failure_group for update")
+    janitor.execute("set statement_timeout = '20s'")
+    janitor.execute("select bartleby.tally()")
+    with waiting(observer, dropper, drop, for_whom=janitor) as second:
+        janitor.commit()
+        operator.rollback()
+        second.result()
+    assert leftovers(observer) == {}
+    observer.execute("select bartleby.tally()")
+    assert leftovers(observer) == {}
+
+
+def test_a_tally_and_whoever_drops_do_not_deadlock(connect: Connect) -> None:
+    """A worker holds a group of another queue, of which the tally has an alarm to raise."""
+    janitor, worker, dropper, observer = connect(autocommit=False), connect(autocommit=False), connect(), connect()
+    create(observer)
+    create(observer, "other")
+    die(observer, 9, "other", fingerprint="a")
+    ids = die(observer, 9, fingerprint="b")
+    observer.execute("select bartleby.tally()")
+    change(observer, "discard", *ids)
+    die(observer, 2, "other", fingerprint="a")
+    send(observer, 1, "other")
+    bury(worker, claim(observer, 1, "other"), fingerprint="a", worker_version="9")
+    janitor.execute("set statement_timeout = '20s'")
+    janitor.execute("select bartleby.tally()")
+    with waiting(observer, dropper, drop, for_whom=janitor) as second:
+        worker.commit()
+        janitor.commit()
         second.result()
     assert leftovers(observer) == {}
 

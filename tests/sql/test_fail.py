@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.clock import Clock, move_clock
+from tests.clock import Clock
 from tests.sql.support import (
     Claim,
     Connect,
@@ -33,11 +33,6 @@ Settle = Callable[[Connection, Claim], object]
 def conn(conn: Connection) -> Connection:
     create(conn)
     return conn
-
-
-@pytest.fixture
-def clock(conn: Connection) -> Clock:
-    return move_clock(conn)
 
 
 def claimed(conn: Connection, count: int = 3) -> Claim:
@@ -326,6 +321,7 @@ class TestVerdict:
             fingerprint="f1",
             rule="handler",
             worker_version="1.2",
+            handler="shop.fulfil",
         )
         clock.advance(11)
         second = claim(conn, worker="host-2")
@@ -341,6 +337,7 @@ class TestVerdict:
                 "attempt": 1,
                 "verdict": "retry",
                 "rule": "handler; attempt 1 of 2",
+                "handler": "shop.fulfil",
                 "error_type": "KeyError",
                 "error": "'a'",
                 "traceback": "File …",
@@ -354,6 +351,7 @@ class TestVerdict:
                 "attempt": 2,
                 "verdict": "dead",
                 "rule": "attempt 2 of 2",
+                "handler": None,
                 "error_type": "OSError",
                 "error": None,
                 "traceback": None,
@@ -377,7 +375,9 @@ class TestVerdict:
         assert row(conn, "select * from bartleby.dead_letters") == failure | {
             "message_id": sent,
             "queue": "q",
+            "group_id": value(conn, "select id from bartleby.groups where fingerprint = 'f'"),
             "status": "dead",
+            "status_at": dead_at,
             "reason": "exhausted",
             "attempts": 2,
             "crashes": 0,
@@ -385,15 +385,23 @@ class TestVerdict:
             "key": "k",
             "headers": {"type": "t"},
             "payload": {"a": 1},
+            "edited": None,
             "generation": 7,
             "worker": "host",
             "created_at": created_at,
             "first_failed_at": first_failed_at,
             "dead_at": dead_at,
+            "held_at": None,
+            "held_by": None,
+            "hold_reason": None,
+            "replay_id": None,
             "replayed_at": None,
             "replayed_by": None,
             "replay_reason": None,
             "resolved_at": None,
+            "discarded_by": None,
+            "discard_reason": None,
+            "erased_at": None,
             "failure_history": [],
         }
         assert dead_at - first_failed_at > timedelta(seconds=399)

@@ -114,7 +114,7 @@ def test_an_unknown_queue_is_named_by_everything_that_takes_one(conn: Connection
     for queue in ("nowhere", "", None, "Q", "q ", "x" * 10_000):
         with refused("ZB001", "unknown queue") as caught:
             conn.execute(f"select bartleby.{call}", {"queue": queue})
-        assert len(str(caught.value)) < 500
+        assert len(str(caught.value)) < 1000
 
 
 def test_every_function_that_takes_a_queue_is_among_those_above(conn: Connection) -> None:
@@ -203,7 +203,7 @@ def test_a_bad_value_is_refused_by_the_name_of_its_key(conn: Connection, key: st
     for bad in BAD[key]:
         with refused("ZB003", f'"{key}"') as caught:
             create(conn, "q", **{key: bad})
-        assert len(str(caught.value)) < 1000
+        assert len(str(caught.value)) < 2000
     assert policy(conn) == DEFAULTS
 
 

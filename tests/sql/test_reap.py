@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.clock import Clock, move_clock
+from tests.clock import Clock
 from tests.sql.support import (
     Connect,
     Connection,
@@ -29,11 +29,6 @@ from tests.sql.support import (
 def conn(conn: Connection) -> Connection:
     create(conn)
     return conn
-
-
-@pytest.fixture
-def clock(conn: Connection) -> Clock:
-    return move_clock(conn)
 
 
 def lose(conn: Connection, clock: Clock, count: int = 1) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.clock import Clock, move_clock
+from tests.clock import Clock
 from tests.sql.support import (
     Connect,
     Connection,
@@ -11,6 +11,7 @@ from tests.sql.support import (
     column,
     create,
     drain,
+    fail,
     fail_all,
     reap,
     refused,
@@ -29,11 +30,6 @@ from tests.sql.support import (
 def conn(conn: Connection) -> Connection:
     create(conn, max_attempts=2, backoff="none")
     return conn
-
-
-@pytest.fixture
-def clock(conn: Connection) -> Clock:
-    return move_clock(conn)
 
 
 def replay(conn: Connection, *ids: int, actor: str | None = "ann", reason: str | None = "fixed") -> list[int]:
@@ -99,6 +95,28 @@ def test_two_at_once_are_one(connect: Connect, conn: Connection) -> None:
         one.commit()
         assert second.result() == []
     assert sorted(drain(conn)) == [1, 2]
+
+
+@pytest.mark.parametrize("four_eyes", [False, True])
+def test_letters_are_locked_in_the_order_of_their_ids(connect: Connect, conn: Connection, four_eyes: bool) -> None:
+    """However they are named, and few or many: everybody else goes in that order too."""
+    if four_eyes:
+        conn.execute("select bartleby.configure_queue('q', '{\"approve_above\": 400}')")
+    ids = send_count(conn, 400)
+    claimed = claim(conn, 400)
+    for position in reversed(claimed.positions):
+        fail(conn, claimed.lease, {"position": position, "verdict": "dead"})
+    # the planner believes that nothing is dead
+    conn.execute("update bartleby.dead_letter set status = 'discarded'")
+    conn.execute("analyze bartleby.dead_letter")
+    conn.execute("update bartleby.dead_letter set status = 'dead'")
+    holder, other = connect(autocommit=False), connect()
+    lock = "select message_id from bartleby.dead_letter where message_id = %s for update"
+    holder.execute(lock, [ids[200]])
+    with waiting(conn, other, lambda conn: len(replay(conn, *reversed(ids), ids[-1] + 1)), for_whom=holder) as second:
+        assert [found for found in ids if not column(conn, f"{lock} skip locked", found)] == ids[:201]
+        holder.commit()
+        assert second.result() == 400
 
 
 def test_if_the_first_rolls_back_the_second_replays(connect: Connect, conn: Connection) -> None:

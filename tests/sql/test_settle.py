@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.clock import Clock, move_clock
+from tests.clock import Clock
 from tests.sql.support import (
     Claim,
     Connect,
@@ -46,11 +46,6 @@ SETTLEMENTS: dict[str, Settle] = {
 def conn(conn: Connection) -> Connection:
     create(conn)
     return conn
-
-
-@pytest.fixture
-def clock(conn: Connection) -> Clock:
-    return move_clock(conn)
 
 
 def extend(conn: Connection, *leases: int, lease: str = "1 minute") -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.clock import Clock, move_clock
+from tests.clock import Clock
 from tests.sql.support import (
     Claim,
     Connect,
@@ -28,11 +28,6 @@ from tests.sql.support import (
 def conn(conn: Connection) -> Connection:
     create(conn, "q", backoff="none")
     return conn
-
-
-@pytest.fixture
-def clock(conn: Connection) -> Clock:
-    return move_clock(conn)
 
 
 def promise(conn: Connection, limit: int = 1) -> Claim:
@@ -136,7 +131,30 @@ def test_a_lease_that_is_not_held_cannot_begin(conn: Connection, clock: Clock, s
             start(conn, lease)
 
 
-def test_a_start_that_comes_while_its_lease_is_reaped_waits_and_is_refused(
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_lease_that_has_lapsed_cannot_begin_though_nobody_took_it_back(
+    conn: Connection, clock: Clock, sent: int, begun: bool
+) -> None:
+    """Its worker has given it up, or is about to: the message would be charged for a run that never was."""
+    work = promise(conn)
+    if begun:
+        start(conn, work.lease)
+    clock.advance(61)
+    with refused("ZB006"):
+        start(conn, work.lease)
+    assert [found["outcome"] for found in reap(conn)] == ["retry" if begun else "released"]
+    assert value(conn, "select attempts from bartleby.messages where message_id = %s", sent) == int(begun)
+
+
+def test_a_lease_that_has_lapsed_and_was_renewed_can_begin(conn: Connection, clock: Clock, sent: int) -> None:
+    work = promise(conn)
+    clock.advance(61)
+    conn.execute("select bartleby.extend(%s, '1 minute')", [[work.lease]])
+    start(conn, work.lease)
+    assert lapse(conn, clock) == ["retry"]
+
+
+def test_a_start_that_comes_while_its_lease_is_reaped_is_refused(
     conn: Connection, clock: Clock, connect: Connect, sent: int
 ) -> None:
     """Else a message would run that somebody else has already."""
@@ -144,8 +162,21 @@ def test_a_start_that_comes_while_its_lease_is_reaped_waits_and_is_refused(
     clock.advance(61)
     reaper, worker = connect(autocommit=False), connect()
     assert len(reap(reaper)) == 1
-    with waiting(conn, worker, lambda session: start(session, work.lease), for_whom=reaper) as starting:
-        reaper.commit()
+    with refused("ZB006"):
+        start(worker, work.lease)
+    reaper.commit()
+    with refused("ZB006"):
+        start(worker, work.lease)
+
+
+def test_a_start_that_comes_while_its_lease_is_given_back_waits_and_is_refused(
+    conn: Connection, connect: Connect, sent: int
+) -> None:
+    work = promise(conn)
+    settler, worker = connect(autocommit=False), connect()
+    assert release(settler, work.lease) == 1
+    with waiting(conn, worker, lambda session: start(session, work.lease), for_whom=settler) as starting:
+        settler.commit()
         with refused("ZB006"):
             starting.result()
 
@@ -154,10 +185,10 @@ def test_a_start_under_way_is_not_waited_for_and_its_lease_not_taken_back(
     conn: Connection, clock: Clock, connect: Connect, sent: int
 ) -> None:
     work = promise(conn)
-    clock.advance(61)
     worker = connect(autocommit=False)
     start(worker, work.lease)
-    conn.execute("set statement_timeout = '3s'")
+    clock.advance(61)
+    conn.execute("set statement_timeout = '20s'")
     assert reap(conn) == []
     worker.commit()
     assert [found["outcome"] for found in reap(conn)] == ["retry"]

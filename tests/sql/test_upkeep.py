@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.clock import Clock, move_clock
+from tests.clock import Clock
 from tests.sql.support import (
     Connect,
     Connection,
@@ -24,17 +24,25 @@ from tests.sql.support import (
 )
 
 DAY = 86400
+KINDS = (
+    "handled",
+    "events",
+    "unresolved dead letters",
+    "resolved and discarded letters",
+    "payloads",
+    "attempts",
+    "replays",
+    "groups",
+    "credentials",
+    "answers",
+    "workers",
+)
 
 
 @pytest.fixture
 def conn(conn: Connection) -> Connection:
     create(conn)
     return conn
-
-
-@pytest.fixture
-def clock(conn: Connection) -> Clock:
-    return move_clock(conn)
 
 
 class TestDuty:
@@ -107,7 +115,7 @@ class TestDuty:
             if before == "left":
                 self.leave(conn, "old")
         first, second = connect(autocommit=False), connect()
-        second.execute("set statement_timeout = '3s'")
+        second.execute("set statement_timeout = '20s'")
         assert self.take(first)
         assert not self.take(second, "b")
         if commits:
@@ -166,7 +174,7 @@ class TestPrune:
 
     def test_there_is_nothing_to_forget(self, conn: Connection) -> None:
         self.mark(conn, "id:1")
-        assert self.prune(conn) == {"handled": 0, "events": 0}
+        assert self.prune(conn) == dict.fromkeys(KINDS, 0)
 
     def test_what_was_handled_longer_ago_than_the_queue_keeps_things(self, conn: Connection, clock: Clock) -> None:
         create(conn, "short", retention="1 day")
@@ -198,15 +206,20 @@ class TestPrune:
         )
         work = claim(conn, 3)
         fail_all(conn, work, verdict="dead")
+        conn.execute("select bartleby.hold(%s, 'me', 'evidence')", [ids])
         clock.advance(31 * DAY)
         assert self.prune(conn)["handled"] == 6
         kept = {f"id:{number}" for number in ids} | {"key:order"}
         assert self.left(conn) == kept
+        conn.execute("select bartleby.hold(%s, 'me', 'enough', p_on => false)", [ids[:2]])
         conn.execute("select bartleby.replay(%s, 'me', 'again')", [ids[:2]])
         assert self.prune(conn)["handled"] == 0
         ack(conn, claim(conn, 2).lease)
         assert self.prune(conn)["handled"] == 3
         assert self.left(conn) == {f"id:{ids[2]}"}
+        conn.execute("select bartleby.hold(%s, 'me', 'enough', p_on => false)", [ids[2:]])
+        assert self.prune(conn)["unresolved dead letters"] == 1
+        assert self.prune(conn)["handled"] == 1
 
     def test_a_key_of_another_queues_dead_letter_is_no_reason_to_keep_it(self, conn: Connection, clock: Clock) -> None:
         create(conn, "other")
@@ -237,17 +250,17 @@ class TestPrune:
             conn.execute("select bartleby.close_breaker('q', 'me', 'because')")
         clock.advance(31 * DAY)
         assert [self.prune(conn, 4) for _ in range(4)] == [
-            {"handled": 4, "events": 4},
-            {"handled": 4, "events": 4},
-            {"handled": 2, "events": 2},
-            {"handled": 0, "events": 0},
+            dict.fromkeys(KINDS, 0) | {"handled": 4, "events": 4},
+            dict.fromkeys(KINDS, 0) | {"handled": 4, "events": 4},
+            dict.fromkeys(KINDS, 0) | {"handled": 2, "events": 2},
+            dict.fromkeys(KINDS, 0),
         ]
 
     def test_two_at_once_do_not_wait_for_each_other(self, conn: Connection, clock: Clock, connect: Connect) -> None:
         self.mark(conn, *(f"id:{number}" for number in range(6)))
         clock.advance(31 * DAY)
         first, second = connect(autocommit=False), connect()
-        second.execute("set statement_timeout = '3s'")
+        second.execute("set statement_timeout = '20s'")
         assert self.prune(first, 4)["handled"] == 4
         assert self.prune(second)["handled"] == 2
         first.rollback()

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.clock import Clock, move_clock
+from tests.clock import Clock
 from tests.sql.support import (
     Connect,
     Connection,
@@ -30,11 +30,6 @@ LONG = timedelta(seconds=30)
 def conn(conn: Connection) -> Connection:
     create(conn)
     return conn
-
-
-@pytest.fixture
-def clock(conn: Connection) -> Clock:
-    return move_clock(conn)
 
 
 @pytest.fixture

@@ -7,9 +7,26 @@ from typing import Any, assert_type
 
 import psycopg
 
-from bartleby import AsyncClient, Client, DeadLetter, Decision, Failure, Lease, Queue, Reaped
+from bartleby import (
+    Advance,
+    AsyncClient,
+    Client,
+    Count,
+    DeadLetter,
+    Decision,
+    Deed,
+    Failure,
+    Group,
+    Lease,
+    Page,
+    Queue,
+    Reaped,
+    Replay,
+    ReplayItem,
+)
 from bartleby.calls import Call
 from bartleby.client import AsyncRunner, Runner
+from bartleby.evidence import GroupId, ReplayId
 from bartleby.message import LeaseId, MessageId, Position
 
 
@@ -26,11 +43,28 @@ def what_a_client_returns(client: Client) -> None:
     assert_type(client.reap(), list[Reaped])
     assert_type(client.replay([1], actor="me", reason="fixed"), list[MessageId])
     assert_type(client.queues(), list[Queue])
-    assert_type(client.dead_letters("orders", limit=5), list[DeadLetter])
     assert_type(client.drift(), list[tuple[str, str]])
     assert_type(client.create_queue("orders", {"max_attempts": 3}), None)
     identity: int = client.send("orders", 1)
     client.ack(identity)
+
+
+def what_an_operator_gets(client: Client) -> None:
+    assert_type(client.dead_letters("queue:orders", limit=5), Page[DeadLetter])
+    assert_type(list(client.dead_letters()), list[DeadLetter])
+    assert_type(client.count_letters("queue:orders"), Count)
+    assert_type(client.discard([1], actor="me", reason="spam"), list[Deed])
+    assert_type(client.groups("orders", states=["open"]), list[Group])
+    assert_type(client.split_group(1, "customer.id", 42, actor="me", reason="another bug"), GroupId)
+    assert_type(client.plan_replay("group:5", actor="me", reason="fixed", canary=10), ReplayId)
+    assert_type(
+        client.plan_replay(ids=[1], actor="me", reason="fixed", patch=[{"op": "remove", "path": "/x"}]), ReplayId
+    )
+    assert_type(client.advance_replays(), list[Advance])
+    assert_type(client.find_replay(1), Replay | None)
+    assert_type(client.replay_items(1, states=["waiting"]), list[ReplayItem])
+    client.discard([1], "me", "spam")  # type: ignore[call-arg]
+    client.plan_replay("group:5", [1], actor="me", reason="fixed")  # type: ignore[call-arg]
 
 
 def what_a_lease_holds(lease: Lease) -> None:

@@ -248,6 +248,7 @@ class TestRedaction:
             "ghp_abcdefghijklmnopqrstuvwxyz", "sk_live_abcdefghijklmnop", "sk-proj-abcdefghijklmnopqrstuv",
             "glpat-abcdefghijklmnopqrst", "SG.abcdefghijkl.abcdefghijkl", "AIzaSyA-abcdefghijklmnopqrstuvwxyz01",
             "4111 1111 1111 1111", "4111-1111-1111-1111", "4111111111111111", "3782 822463 10005",
+            "bly_abcdefghijklmnopqrstuvwxyz-ABCDEFGHIJKLMN_1",
         ],
     )  # fmt: skip
     def test_a_secret_is_known_by_its_shape(self, recorder: Recorder, secret: str) -> None:

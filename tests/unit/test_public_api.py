@@ -4,37 +4,71 @@ import inspect
 import pydoc
 from collections.abc import Coroutine
 from datetime import timedelta
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import pytest
 
 import bartleby
-from bartleby import AsyncClient, Client, calls, inspection, operating
+from bartleby import (
+    AsyncClient,
+    Client,
+    attendance,
+    calls,
+    credentials,
+    emitting,
+    grouping,
+    inspection,
+    operating,
+    plans,
+    triage,
+)
 from bartleby.calls import Call
-from bartleby.client import AsyncRunner, Runner, Verb, Verbs
+from bartleby.client import AsyncRunner, Runner
 from bartleby.message import MessageId
+from bartleby.verbs import Verb, Verbs
 
 NAMES = {
-    "AlreadyHandled", "AsyncClient", "Attempt", "Bartleby", "BartlebyError", "Client", "DeadLetter", "Decision",
-    "Done", "Failure", "Group", "InvalidArgument", "InvalidHandler", "InvalidMessage", "InvalidPayload",
-    "InvalidPolicy", "InvalidQueueName", "InvalidSettings", "Lease", "LeaseLost", "LivingMessage", "Message", "NoApp",
-    "NoConnection", "NoHandler", "NotInstalled", "Outcome", "Outlook", "PayloadTooLarge", "Pruned", "Queue",
-    "QueueInUse", "Reaped", "Retry", "RetryPolicy", "Snooze", "Terminal", "UndecodablePayload", "UnknownQueue",
-    "VersionMismatch", "WrongIsolation", "__version__",
+    "Advance", "AlreadyHandled", "Answer", "AsyncClient", "Attempt", "AuditLine", "AuditProblem", "Bartleby",
+    "BartlebyError", "Change", "Client", "Count", "DeadLetter", "Decision", "Deed", "Done", "Emitted", "Failure",
+    "Fate", "Forbidden", "Group", "GroupRule", "InvalidArgument", "InvalidFilter", "InvalidHandler", "InvalidMessage",
+    "InvalidPatch", "InvalidPayload", "InvalidPolicy", "InvalidQueueName", "InvalidSettings", "InvalidSink",
+    "KeyReused", "Lease", "LeaseLost", "LivingMessage", "Message", "NeedsApproval", "NoApp", "NoConnection",
+    "NoHandler", "NotInstalled", "Outcome", "Outlook", "Page", "Password", "PayloadTooLarge", "PlanDrifted", "Pruned",
+    "Queue", "QueueInUse", "Reaped", "Replay", "ReplayItem", "Retry", "RetryPolicy", "SharedValue", "Sink",
+    "SinkSettings", "Snooze", "Terminal", "Token", "UndecodablePayload", "UnknownGroup", "UnknownQueue",
+    "UnknownReplay", "UnknownSink", "UnknownToken", "UnknownWorker", "VersionMismatch", "WorkerReport",
+    "WrongIsolation", "WrongState", "__version__",
 }  # fmt: skip
 VERBS = {
-    "ack", "attempts", "channel", "claim", "close_breaker", "configure_queue", "create_queue", "dead_letter",
-    "dead_letters", "drift", "drop_queue", "extend", "facts", "fail", "find_message", "force_breaker", "groups",
-    "handled_keys", "idle", "last_message_id", "lease_length", "leave_duty", "mark_handled", "oldest_xmin_holder",
-    "open_breaker", "outlook", "pause_queue", "prune", "queues", "reap", "reject", "release", "replay", "resume_queue",
-    "segments", "send", "send_many", "start", "take_duty", "turn", "version",
+    "ack", "acknowledge_group", "add_token", "advance_replays", "approve_replay", "attach_pgmq", "attempts",
+    "audit_anchor", "audit_log", "cancel_replay", "channel", "claim", "close_breaker", "close_session", "cloud_events",
+    "configure_queue", "count_letters", "create_queue", "dead_letter", "dead_letters", "discard", "drain_worker",
+    "drift", "drop_preview", "drop_queue", "emit_again", "emitted", "erase_key", "exclude_items", "expiring", "extend",
+    "facts", "fail", "fates", "find_message", "find_password", "find_replay", "find_token", "force_breaker", "group",
+    "group_replays", "group_rules", "group_versions", "groups", "handled_keys", "hold", "idle", "keep_answer",
+    "last_message_id", "lease_length", "leave_duty", "leave_worker", "letter_ids", "mark_handled", "merge_groups",
+    "message_deeds", "message_replays", "mute_group", "note", "oldest_xmin_holder", "on_duty", "open_breaker",
+    "open_session", "outlook", "pause_queue", "pause_replay", "pause_sink", "plan_replay", "prune", "put_sink",
+    "queues", "reap", "refuse_events", "regroup", "reject", "release", "remove_rule", "remove_sink", "reopen_group",
+    "replay", "replay_change", "replay_changes", "replay_items", "replay_obstacles", "replay_relapses", "replay_shares",
+    "replays", "report_sink", "report_worker", "resolve_group", "restless_groups", "restore", "resume_queue",
+    "resume_replay", "resume_sink", "revoke_token", "segments", "send", "send_many", "shared_values", "sink_settings",
+    "sinks", "split_group", "start", "start_replay", "take_answer", "take_duty", "tally", "tokens", "turn",
+    "verify_audit", "version", "watch", "workers",
 }  # fmt: skip
 CALLS = {
     name: function
-    for module in (calls, inspection, operating)
+    for module in (attendance, calls, credentials, emitting, grouping, inspection, operating, plans, triage)
     for name, function in inspect.getmembers(module, inspect.isfunction)
-    if function.__module__ == module.__name__ and not name.startswith("_")
+    if function.__module__ == module.__name__ and get_origin(inspect.signature(function).return_annotation) is Call
 }
+DEEDS = {
+    "acknowledge_group", "add_token", "approve_replay", "attach_pgmq", "cancel_replay", "close_breaker",
+    "configure_queue", "create_queue", "discard", "drain_worker", "drop_queue", "emit_again", "erase_key",
+    "exclude_items", "force_breaker", "hold", "merge_groups", "mute_group", "pause_queue", "pause_replay", "pause_sink",
+    "plan_replay", "put_sink", "remove_rule", "remove_sink", "reopen_group", "replay", "resolve_group", "restore",
+    "resume_queue", "resume_replay", "resume_sink", "revoke_token", "split_group", "start_replay",
+}  # fmt: skip
 DSN = "host=127.0.0.1 port=1 dbname=nowhere"
 
 
@@ -54,7 +88,8 @@ def test_every_class_that_is_public_has_a_docstring() -> None:
 
 
 def test_every_call_is_a_verb_of_every_client() -> None:
-    assert set(CALLS) - {"session"} == VERBS
+    of_workers = {"session", "spool_identity", "enter_spooled"}
+    assert set(CALLS) - of_workers == VERBS
     for kind in (Client, AsyncClient, Runner, AsyncRunner, Verbs):
         assert verbs_of(kind) == VERBS
 
@@ -89,6 +124,13 @@ def test_send_is_called_as_documented() -> None:
     assert {parameter.kind.name for parameter in list(signature.parameters.values())[2:]} == {"KEYWORD_ONLY"}
 
 
+@pytest.mark.parametrize("name", sorted(DEEDS))
+def test_what_an_operator_changes_is_said_by_whom_and_why(name: str) -> None:
+    parameters = inspect.signature(CALLS[name]).parameters
+    for each in ("actor", "reason", "request_id"):
+        assert parameters[each].kind is inspect.Parameter.KEYWORD_ONLY
+
+
 def test_help_shows_the_signature_and_the_sentence() -> None:
     text = pydoc.plain(pydoc.render_doc(Client(DSN).send))
     assert "payload: object" in text
@@ -110,7 +152,8 @@ def test_only_claim_start_ack_and_extend_need_not_wait_for_the_disk() -> None:
         "claim": calls.claim("q", "w"), "start": calls.start(1), "ack": calls.ack(1), "extend": calls.extend([1], 1),
         "send": calls.send("q", 1),
         "send_many": calls.send_many("q", []), "fail": calls.fail(1, []), "reject": calls.reject(1, 1, "unacceptable"),
-        "release": calls.release(1), "replay": operating.replay([1], actor="a", reason="r"), "reap": calls.reap(),
+        "release": calls.release(1), "replay": triage.replay([1], actor="a", reason="r"), "reap": calls.reap(),
+        "discard": triage.discard([1], actor="a", reason="r"), "advance_replays": plans.advance_replays(),
         "open_breaker": calls.open_breaker("q", "c", 1), "mark_handled": calls.mark_handled("q", "c", "k"),
         "take_duty": calls.take_duty("d", "h", 1), "prune": calls.prune(),
     }  # fmt: skip

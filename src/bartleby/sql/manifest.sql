@@ -21,6 +21,10 @@ as $$
   from pg_class c
   where c.relnamespace = 'bartleby'::regnamespace and c.relkind in ('r', 'p', 'i', 'v', 'S', 'c')
     and c.relname !~ '^(positions|idle)_[0-9]+$'
+  union all
+  select format('trigger bartleby.%s on %s', t.tgname, c.relname), md5(concat(pg_get_triggerdef(t.oid), t.tgenabled))
+  from pg_trigger t join pg_class c on c.oid = t.tgrelid
+  where c.relnamespace = 'bartleby'::regnamespace and not t.tgisinternal
 $$;
 comment on function bartleby.objects() is 'the objects of this schema as they are';
 

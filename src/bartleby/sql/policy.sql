@@ -1,4 +1,91 @@
--- The values of a policy, each checked with an error that names its key, and the curves of the delays between attempts.
+-- Policies: jsonb on the way in and typed columns inside; an unknown key or a bad value is an error that names it.
+-- Durations are seconds as a number, or anything PostgreSQL reads as an interval. And the curves of the delays between
+-- attempts.
+
+create or replace function bartleby.set_policy(p_queue bartleby.queue, p_policy jsonb)
+returns table (before jsonb, after jsonb)
+language plpgsql
+as $$
+declare
+  v_queue bartleby.queue := bartleby.with_policy(p_queue, p_policy);
+begin
+  update bartleby.queue q
+  set (max_attempts, crash_budget, payload_limit, backoff, jitter, base, cap, lease, retention, give_up_after, factor,
+    schedule, dead_letter_to, invalid_to, breaker, payload_retention, approve_above)
+    = (select v_queue.max_attempts, v_queue.crash_budget, v_queue.payload_limit, v_queue.backoff, v_queue.jitter,
+      v_queue.base, v_queue.cap, v_queue.lease, v_queue.retention, v_queue.give_up_after, v_queue.factor,
+      v_queue.schedule, v_queue.dead_letter_to, v_queue.invalid_to, v_queue.breaker, v_queue.payload_retention,
+      v_queue.approve_above)
+  where q.id = v_queue.id;
+  if v_queue.breaker = 'off' and v_queue.breaker_state = 'open' then
+    perform bartleby.end_storm(v_queue, jsonb_build_object('reason', 'the policy says off'));
+  end if;
+  return query select c.before, c.after from bartleby.policy_change(p_queue, v_queue) c;
+end $$;
+comment on function bartleby.set_policy(bartleby.queue, jsonb) is
+  'change the policy of a queue that is locked; returns what policy_change says';
+
+-- With one style of intervals, so that what a line says does not depend on who wrote it.
+create or replace function bartleby.policy_change(p_old bartleby.queue, p_new bartleby.queue)
+returns table (before jsonb, after jsonb)
+language sql stable set intervalstyle = 'postgres'
+as $$
+  select jsonb_object_agg(o.key, o.value), jsonb_object_agg(o.key, n.value)
+  from jsonb_each(to_jsonb(p_old)) o join jsonb_each(to_jsonb(p_new)) n on n.key = o.key
+  where o.value <> n.value
+$$;
+comment on function bartleby.policy_change(bartleby.queue, bartleby.queue) is
+  'the keys in which two policies differ, with their values before and after; nulls if they do not';
+
+create or replace function bartleby.with_policy(p_queue bartleby.queue, p_policy jsonb) returns bartleby.queue
+language plpgsql stable
+as $$
+declare
+  v_queue bartleby.queue := p_queue;
+  v_key text;
+  v_value jsonb;
+begin
+  if p_policy is null or jsonb_typeof(p_policy) <> 'object' then
+    raise exception 'a policy is a JSON object' using errcode = 'ZB003';
+  end if;
+  for v_key, v_value in select e.key, e.value from jsonb_each(p_policy) e loop
+    case v_key
+      when 'max_attempts' then v_queue.max_attempts := bartleby.policy_integer(v_key, v_value, 1, 32000);
+      when 'crash_budget' then v_queue.crash_budget := bartleby.policy_integer(v_key, v_value, 1, 32000);
+      when 'payload_limit' then v_queue.payload_limit := bartleby.policy_integer(v_key, v_value, 1, 104857600);
+      when 'backoff' then
+        v_queue.backoff := bartleby.policy_choice(v_key, v_value, '{exponential,quadratic,fixed,schedule,none}');
+      when 'jitter' then v_queue.jitter :=
+        case when v_value <> 'null' then bartleby.policy_choice(v_key, v_value, '{full,none}') end;
+      when 'base' then v_queue.base := bartleby.policy_duration(v_key, v_value, '0');
+      when 'cap' then v_queue.cap := bartleby.policy_duration(v_key, v_value, '0');
+      when 'lease' then v_queue.lease := bartleby.policy_duration(v_key, v_value, '100 milliseconds');
+      when 'retention' then v_queue.retention := bartleby.policy_duration(v_key, v_value, '0');
+      when 'payload_retention' then v_queue.payload_retention :=
+        case when v_value <> 'null' then bartleby.policy_duration(v_key, v_value, '0') end;
+      when 'approve_above' then v_queue.approve_above :=
+        case when v_value <> 'null' then bartleby.policy_integer(v_key, v_value, 0, 1000000000) end;
+      when 'give_up_after' then v_queue.give_up_after :=
+        case when v_value <> 'null' then bartleby.policy_duration(v_key, v_value, '0') end;
+      when 'factor' then v_queue.factor := bartleby.policy_number(v_key, v_value, 1, 1000);
+      when 'schedule' then v_queue.schedule := bartleby.policy_schedule(v_key, v_value);
+      when 'breaker' then v_queue.breaker := bartleby.policy_choice(v_key, v_value, '{auto,off}');
+      when 'dead_letter_to' then v_queue.dead_letter_to := bartleby.policy_route(v_key, v_value, p_queue.name);
+      when 'invalid_to' then v_queue.invalid_to := bartleby.policy_route(v_key, v_value, p_queue.name);
+      else
+        raise exception 'unknown policy key: %', quote_literal(left(v_key, 80)) using errcode = 'ZB003',
+          hint = 'known keys: max_attempts, backoff, base, factor, cap, jitter, schedule, lease, crash_budget, '
+            'give_up_after, dead_letter_to, invalid_to, retention, payload_retention, approve_above, payload_limit, '
+            'breaker';
+    end case;
+  end loop;
+  if v_queue.backoff = 'schedule' and v_queue.schedule is null then
+    raise exception 'backoff "schedule" needs the policy key "schedule"' using errcode = 'ZB003';
+  end if;
+  return v_queue;
+end $$;
+comment on function bartleby.with_policy(bartleby.queue, jsonb) is
+  'a queue with the policy keys that are given, each checked';
 
 create or replace function bartleby.bad_policy(p_key text, p_value jsonb, p_expected text) returns void
 language plpgsql immutable
@@ -86,7 +173,7 @@ begin
   if p_value = 'null' then
     return null;
   elsif jsonb_typeof(p_value) is distinct from 'string'
-    or not exists (select from bartleby.queue q where q.name = p_value #>> '{}') then
+    or not exists (select from bartleby.queue q where q.name = p_value #>> '{}' and q.name not like 'sink.%') then
     perform bartleby.bad_policy(p_key, p_value, 'the name of an existing queue, or null');
   elsif exists (
     with recursive route (name) as (

@@ -29,8 +29,10 @@ begin
   delete from bartleby.unique_key u where (u.queue, u.key) in (
     select k.queue, k.key from bartleby.unique_key k where k.until < v_now order by k.until limit 10000
     for update skip locked);
+  perform bartleby.end_pauses(v_now);
 end $$;
-comment on function bartleby.reap() is 'take back lapsed leases and forget settled ones; call it every few seconds';
+comment on function bartleby.reap() is
+  'take back lapsed leases, forget settled ones, and end pauses that are over; call it every few seconds';
 
 create or replace function bartleby.alone(p_duty regclass) returns boolean
 language plpgsql
@@ -173,6 +175,10 @@ create or replace function bartleby.record_loss(p_lease bartleby.lease, p_rule t
 language plpgsql set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 begin
+  if exists (select from bartleby.queue q where q.id = bartleby.lease_queue(p_lease.id) and q.pgmq) then
+    perform bartleby.pgmq_record_loss(p_lease, p_rule);
+    return;
+  end if;
   insert into bartleby.attempt (message_id, lease_id, failed_at, retry_at, queue, attempt, cycle, outcome, verdict, rule,
     worker, error_type, error)
   select m.id, p_lease.id, bartleby.clock(), bartleby.clock(), m.queue, coalesce(m.attempts, 0) + 1, coalesce(m.cycle, 1),

@@ -19,8 +19,8 @@ declare
   v_id bigint;
 begin
   select * into v_queue from bartleby.queue q where q.name = p_queue;
-  if not found then
-    perform bartleby.no_such_queue(p_queue);
+  if not found or v_queue.pgmq or v_queue.name like 'sink.%' then
+    perform bartleby.not_sent_here(p_queue, v_queue.pgmq);
   end if;
   if pg_column_compression(p_payload) is not null then
     p_payload := p_payload #> '{}';  -- out of a table's column: its size is looked at below
@@ -61,8 +61,7 @@ begin
   return v_id;
 end $$;
 comment on function bartleby.send(text, jsonb, jsonb, text, interval, integer, bigint, interval) is
-  'append one message; returns its id. With p_unique_for, a second send of the same key within that time returns the '
-  'id of the first';
+  'append one message; returns its id. With p_unique_for, a second send of the same key within that time returns the first id';
 
 create or replace function bartleby.send_many(p_queue text, p_messages jsonb) returns setof bigint
 language plpgsql security definer rows 1000 set search_path = pg_catalog, bartleby, pg_temp
@@ -72,6 +71,9 @@ declare
   v_now timestamptz := bartleby.clock();
   v_kind text := bartleby.check_messages(v_queue, p_messages);
 begin
+  if v_queue.pgmq or v_queue.name like 'sink.%' then
+    perform bartleby.not_sent_here(p_queue, v_queue.pgmq);
+  end if;
   perform pg_current_xact_id();
   if v_kind = 'plain' then
     return query insert into bartleby.log (position, id, created_at, queue, slot, payload)

@@ -96,8 +96,17 @@ create or replace function bartleby.put_back(p_lease bartleby.lease, p_run_at ti
 language plpgsql set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  v_count integer;
+  v_queue bartleby.queue;
+  v_count integer := bartleby.count_positions(p_lease.pending);
 begin
+  select * into v_queue from bartleby.queue q where q.id = bartleby.lease_queue(p_lease.id);
+  if v_queue.pgmq then
+    perform bartleby.pgmq_put_back(p_lease, v_queue, p_run_at, p_solo);
+    if p_lease.probe then
+      perform bartleby.settle_probe(p_lease, 'failed');
+    end if;
+    return v_count;
+  end if;
   insert into bartleby.deferred (run_at, id, xid, created_at, queue, attempts, crashes, max_attempts, cycle, big, solo,
     generation, first_failed_at, key, headers, payload)
   select p_run_at, m.id, pg_current_xact_id()::text::bigint, m.created_at, m.queue, m.attempts, m.crashes, m.max_attempts,
@@ -107,7 +116,7 @@ begin
     offset 0) m;
   get diagnostics v_count = row_count;
   perform bartleby.check_found(p_lease, v_count);
-  perform bartleby.wake(q) from bartleby.queue q where q.id = bartleby.lease_queue(p_lease.id);
+  perform bartleby.wake(v_queue);
   if p_lease.probe then
     perform bartleby.settle_probe(p_lease, 'failed');
   end if;
@@ -146,7 +155,7 @@ begin
 end $$;
 comment on function bartleby.fail(bigint, jsonb) is
   'attempts of a lease failed: a JSON array of {"position", "error_type", "error", "traceback", "fingerprint", "verdict", '
-  '"delay", "rule", "worker_version", "max_attempts", "give_up_after", "reason"}; each message is retried later or becomes '
+  '"delay", "rule", "worker_version", "handler", "max_attempts", "give_up_after", "reason"}; each message is retried later or becomes '
   'a dead letter, as its policy says';
 
 create or replace function bartleby.reject(p_lease_id bigint, p_position bigint, p_reason text,

@@ -44,6 +44,7 @@ create table if not exists bartleby.queue (
   idle regclass not null,
   lock_key bigint not null,
   paused boolean not null default false,
+  paused_until timestamptz,
   created_at timestamptz not null,
   max_attempts integer not null,
   backoff text not null,
@@ -58,15 +59,21 @@ create table if not exists bartleby.queue (
   dead_letter_to text,
   invalid_to text,
   retention interval not null,
+  payload_retention interval,
+  approve_above integer,
   payload_limit integer not null,
   breaker text not null default 'auto',
-  breaker_state text not null default 'closed'
+  breaker_state text not null default 'closed',
+  pgmq boolean not null default false
 );
 comment on table bartleby.queue is 'queues and their policies';
 comment on column bartleby.queue.positions is 'sequence of places in this queue''s log';
 comment on column bartleby.queue.idle is 'sequence used as a register: until when (ms) a worker may be asleep';
 comment on column bartleby.queue.lock_key is 'advisory lock that makes claims of this queue one after another';
+comment on column bartleby.queue.payload_retention is 'how long dead letters keep their payloads; null: as long as they are kept';
+comment on column bartleby.queue.approve_above is 'a replay of more letters than this needs a second actor; null: none does';
 comment on column bartleby.queue.breaker is 'auto or off';
+comment on column bartleby.queue.pgmq is 'its messages are those of a queue of pgmq, and stay there';
 comment on column bartleby.queue.breaker_state is 'closed, open or forced';
 comment on column bartleby.queue.jitter is 'full or none; null: full for exponential backoff, else none';
 
@@ -77,8 +84,7 @@ create table if not exists bartleby.segment (
 );
 comment on table bartleby.segment is 'the ring of three log segments, and which one is written';
 comment on column bartleby.segment.settled_at is 'by the server''s clock: since when every message in it is settled';
-insert into bartleby.segment (slot, current)
-select s.slot, s.slot = 0 from generate_series(0, 2) as s (slot) on conflict do nothing;
+insert into bartleby.segment (slot, current) select s, s = 0 from generate_series(0, 2) s on conflict do nothing;
 
 create sequence if not exists bartleby.message_id;
 comment on sequence bartleby.message_id is 'identity of messages, kept for life';

@@ -6,7 +6,7 @@ do $$
 declare
   v_role text;
 begin
-  foreach v_role in array '{bartleby_producer,bartleby_worker,bartleby_reader,bartleby_operator}'::text[] loop
+  foreach v_role in array '{bartleby_producer,bartleby_worker,bartleby_reader,bartleby_operator,bartleby_relay}'::text[] loop
     begin
       execute format('drop role if exists %I', v_role);
     exception

@@ -44,12 +44,20 @@ language sql security definer set search_path = pg_catalog, bartleby, pg_temp
 as $$ update bartleby.duty d set until = '-infinity' where d.name = p_duty and d.holder = p_holder $$;
 comment on function bartleby.leave_duty(text, text) is 'leave a duty to others before its time';
 
+create or replace function bartleby.on_duty(p_duty text) returns text
+language sql stable security definer set search_path = pg_catalog, bartleby, pg_temp
+as $$
+  select d.holder from bartleby.duty d where d.name = p_duty and bartleby.clock() between d.taken_at and d.until
+$$;
+comment on function bartleby.on_duty(text) is 'who has a duty at the moment; null if nobody has';
+
 create or replace function bartleby.prune(p_limit integer default 10000) returns table (what text, rows bigint)
-language plpgsql security definer rows 2 set search_path = pg_catalog, bartleby, pg_temp
+language plpgsql security definer rows 11 set search_path = pg_catalog, bartleby, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
   v_now timestamptz := bartleby.clock();
+  v_untold bigint;
 begin
   if p_limit is null or p_limit not between 1 and 1000000 then
     raise exception 'a limit is from 1 to 1000000' using errcode = 'ZB008';
@@ -64,15 +72,22 @@ begin
   what := 'handled';
   get diagnostics rows = row_count;
   return next;
+  if exists (select from bartleby.event e where e.created_at < v_now - interval '30 days') then
+    v_untold := coalesce(bartleby.first_untold(), 9223372036854775807);
+  end if;
   delete from bartleby.event e where e.ctid = any (array(
-    select o.ctid from bartleby.event o where o.created_at < v_now - interval '30 days'
+    select o.ctid from bartleby.event o where o.created_at < v_now - interval '30 days' and o.id < v_untold
     order by o.created_at limit p_limit for update skip locked));
   what := 'events';
   get diagnostics rows = row_count;
   return next;
+  return query select * from bartleby.expire(p_limit);
+  return query select * from bartleby.expire_access(p_limit);
+  return query select * from bartleby.expire_workers(p_limit);
 end $$;
 comment on function bartleby.prune(integer) is
-  'forget what is old: what was handled longer ago than the retention of its queue, events of more than 30 days';
+  'forget what is old: letters, attempts and what was handled beyond the retention of their queue, events and plans of more '
+  'than 30 days, expired credentials, answers and silent workers of more than a day; at most so many of a kind';
 
 create or replace function bartleby.is_dead(p_handled bartleby.handled) returns boolean
 language sql stable
@@ -96,7 +111,8 @@ create or replace function bartleby.outlook(p_queue text) returns table (due_in 
 language sql stable security definer rows 1 set search_path = pg_catalog, bartleby, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off
 as $$
-  select (select d.run_at from bartleby.deferred d where d.queue = q.id order by d.run_at limit 1) - bartleby.clock(),
+  select coalesce((select e.next_at from bartleby.depth_elsewhere(q.id) e),
+      (select d.run_at from bartleby.deferred d where d.queue = q.id order by d.run_at limit 1)) - bartleby.clock(),
     case when q.breaker_state = 'closed' and q.breaker = 'off' then 'off' else q.breaker_state end, q.paused
   from bartleby.find_queue(p_queue) q
 $$;

@@ -1,1 +1,1 @@
-"""The doors: command line, and later console, HTTP and MCP."""
+"""The doors: the command line, the console with the HTTP API, and tools for agents."""

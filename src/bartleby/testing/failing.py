@@ -13,11 +13,12 @@ from bartleby.anatomy import type_name
 from bartleby.app import Bartleby
 from bartleby.client import Runner
 from bartleby.errors import UnknownQueue
-from bartleby.message import DeadLetter, Queue
+from bartleby.evidence import DeadLetter, term
+from bartleby.message import Queue
+from bartleby.operations import Operator
 from bartleby.testing.clock import dsn_of
 
 _SHOWN = 10
-_ALL = 100_000
 
 Error = BaseException | type[BaseException]
 
@@ -104,10 +105,10 @@ def assert_dead(
     __tracebackhide__ = True
     with psycopg.connect(dsn_of(app), autocommit=True) as connection:
         runner = Runner(connection)
-        letters = runner.dead_letters(queue, limit=_ALL)
         known = {each.name: each for each in runner.queues()}
-    if queue not in known:
-        raise UnknownQueue(f"there is no queue {queue!r}; there are: {', '.join(known) or 'none'}")
+        if queue not in known:
+            raise UnknownQueue(f"there is no queue {queue!r}; there are: {', '.join(known) or 'none'}")
+        letters = list(Operator(runner, "assert_dead").letters(term("queue", queue)))
     wanted = type_name(error_type) if isinstance(error_type, type) else error_type
     found = [
         letter

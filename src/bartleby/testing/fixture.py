@@ -17,7 +17,9 @@ def bartleby_database(request: pytest.FixtureRequest) -> Iterator[str]:
     if _SANDBOX not in config.stash:
         with contextlib.ExitStack() as opened:
             config.stash[_SANDBOX] = opened.enter_context(sandbox())
-            # until pytest ends: a fixture for the session would have to be imported beside this one
-            config.add_cleanup(opened.pop_all().close)
+            opened.callback(config.stash.__delitem__, _SANDBOX)  # what runs the last test again needs another
+            # Until the session ends; a fixture for that would have to be imported beside this one. Not when pytest is
+            # through: pytest-xdist gives a process whose session has ended five seconds, and databases would be left.
+            request.session.addfinalizer(opened.pop_all().close)
     with config.stash[_SANDBOX].database() as dsn:
         yield dsn

@@ -47,7 +47,7 @@ async def adrain(
     names = [handler.queue for handler in app.handlers_for(None if queues is None else list(queues))]
     async with await psycopg.AsyncConnection.connect(dsn_of(app), autocommit=True) as connection:
         movable = await _is_movable(connection)
-        worker = Worker(app, queues=names, poll=0.05, until_idle=not movable)
+        worker = Worker(app, queues=names, poll=0.05, until_idle=not movable, kind=None)
         work = asyncio.create_task(worker.run())
         try:
             async with asyncio.timeout(timeout):

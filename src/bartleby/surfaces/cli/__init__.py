@@ -1,7 +1,7 @@
 """The command `bartleby`.
 
 Data goes to standard output, with --json as one document; everything else goes to standard error. Exit codes: 0 done,
-1 it failed, 2 the command was not understood.
+1 it failed or was refused, 2 the command was not understood, 3 done in part.
 """
 
 import io
@@ -12,9 +12,30 @@ from typing import NoReturn
 
 import click
 
-from bartleby.errors import BartlebyError, QueueInUse, UnknownQueue
-from bartleby.surfaces.cli import database, demo, explain, queues, upkeep, work
-from bartleby.surfaces.cli.connecting import printable
+from bartleby.errors import BartlebyError, UnknownGroup, UnknownQueue, UnknownSink, UnknownToken, UnknownWorker
+from bartleby.surfaces.cli import (
+    audit,
+    console,
+    database,
+    dead,
+    deeds,
+    demo,
+    erase,
+    explain,
+    groups,
+    mcp,
+    queues,
+    relay,
+    replay,
+    repro,
+    send,
+    sinks,
+    tokens,
+    upkeep,
+    work,
+    workers,
+)
+from bartleby.surfaces.words import printable
 from bartleby.version import __version__
 
 
@@ -36,13 +57,26 @@ for command in (
     database.sql,
     database.dev,
     database.doctor,
-    queues.send,
+    send.send,
     queues.queues,
-    queues.dead,
-    queues.groups,
+    dead.dead,
+    deeds.discard,
+    deeds.restore,
+    deeds.hold,
+    erase.erase,
+    groups.groups,
+    replay.replay,
+    audit.audit,
     explain.explain,
+    repro.repro,
     work.work,
+    workers.workers,
+    tokens.tokens,
     upkeep.janitor,
+    sinks.sinks,
+    relay.relay,
+    mcp.mcp,
+    console.console,
     demo.demo,
 ):
     cli.add_command(command)
@@ -51,13 +85,17 @@ for command in (
 # The SQL core words its hints for psql.
 _HINTS: dict[type[BartlebyError], str] = {
     UnknownQueue: "bartleby queues lists them; create one: bartleby queues create NAME",
-    QueueInUse: "bartleby queues drop NAME --force deletes it with its messages and dead letters",
+    UnknownGroup: "bartleby groups --all lists them, bartleby groups rules the rules",
+    UnknownToken: "bartleby tokens lists them; one that was revoked or has expired is gone from there",
+    UnknownWorker: "bartleby workers lists them; one that has stopped is gone from there",
+    UnknownSink: "bartleby sinks lists them; add one: bartleby sinks add NAME KIND",
 }
 
 
 _ROLES = (
     "grant the user of the DSN a role: bartleby_producer sends, bartleby_worker works, bartleby_reader looks,"
-    " bartleby_operator does all of that and manages queues; who installs must own the database or have CREATE on it"
+    " bartleby_operator does all of that and manages queues and sinks, bartleby_relay publishes to sinks and sees their"
+    " secrets (sinks test, sync and reconcile need both); who installs must own the database or have CREATE on it"
 )
 
 # Classes of SQLSTATE: connection, authorisation, no such database, shutdown.

@@ -1,24 +1,34 @@
-"""Which database a command speaks to: the one that was named, else the embedded PostgreSQL."""
+"""Which database a command speaks to, the one that was named or else the embedded PostgreSQL; and in whose name."""
 
 import contextlib
 import fcntl
-import json
 import math
-import sys
+import random
+import re
+import threading
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bartleby.client import Client
 from bartleby.config import Settings
+from bartleby.link import shut
+from bartleby.operations import Operator
+from bartleby.surfaces.cli.confirming import actor_of
 from bartleby.version import __version__
 
 if TYPE_CHECKING:
     from bartleby import dev
+
+_LONGEST_PAUSE, _AGAIN = 1.0, 60.0
+# what a server says that is there, and will soon say no more
+_FOR_NOW = re.compile("too many|slots are reserved|read-only|hot standby")
+# what is said before anybody is let in, and will be said again
+_FOR_EVER = re.compile("does not support SSL|certificate")
 
 
 @contextmanager
@@ -73,6 +83,86 @@ def client(given: str | None) -> Iterator[Client]:
             yield opened
 
 
+@contextmanager
+def patient_client(dsn: str) -> Iterator[Client]:
+    """Yield a client as soon as the database can be reached: for what is to run for long."""
+    wait_for(dsn)
+    with client(dsn) as opened:
+        yield opened
+
+
+def wait_for(dsn: str) -> None:
+    """Return when the database answers, be it after an outage; raise what waiting does not mend."""
+    from bartleby import telemetry
+
+    began, told = time.monotonic(), -math.inf
+    pause, refusal = 0.1, ""
+    while (trouble := _trouble(dsn)) is not None:
+        if str(trouble) == refusal:  # twice: the server may have come between the first one and the look at it
+            raise trouble
+        refusal = str(trouble) if _turned_away(dsn, trouble) else ""
+        if not refusal and time.monotonic() > told + _AGAIN:
+            told = time.monotonic()
+            text = f"the database cannot be reached, and is waited for: {' '.join(str(trouble).split())}"
+            telemetry.warning("database.away", text, connection="start")
+        time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads load, no secret
+        pause = min(_LONGEST_PAUSE, pause * 2)
+    if told > 0:
+        text = f"the database answers after {time.monotonic() - began:.1f} s"
+        telemetry.event("database.back", text, connection="start")
+
+
+class _Silent(Exception):
+    """A pooler has let us in, and its server does not answer."""
+
+
+def _trouble(dsn: str) -> Exception | None:
+    import psycopg
+
+    timeout = math.ceil(Settings.load(dsn=dsn).connect_timeout)
+    try:
+        connection = psycopg.connect(
+            dsn, autocommit=True, connect_timeout=timeout, target_session_attrs="read-write", prepare_threshold=None
+        )
+    except psycopg.OperationalError as error:
+        return error
+    # Whoever is let in is not answered yet: a pooler knows its people by heart while its server is away.
+    too_long = threading.Timer(timeout, shut, [connection])
+    too_long.daemon = True
+    too_long.start()
+    try:
+        with connection:
+            connection.execute("select 1")
+    except psycopg.OperationalError as error:
+        return _Silent(str(error))
+    finally:
+        too_long.cancel()
+    return None
+
+
+def _turned_away(dsn: str, error: Exception) -> bool:
+    # A connection that fails has no SQLSTATE. So the server is asked whether it takes any: if it does, it has something
+    # against us, such as our password.
+    from psycopg import errors, pq
+    from psycopg.conninfo import make_conninfo
+
+    if isinstance(error, errors.ConnectionTimeout | _Silent) or _FOR_NOW.search(str(error)):
+        return False
+    if _FOR_EVER.search(str(error)):
+        return True
+    return pq.PGconn.ping(make_conninfo(dsn, connect_timeout=2).encode()) in {pq.Ping.OK, pq.Ping.NO_ATTEMPT}
+
+
+def operating(opened: Client, actor: str | None) -> Operator:
+    """Return who does it, with an id that the lines of the audit about this command share."""
+    return Operator(opened, actor_of(actor), request_id=f"cli-{uuid.uuid4().hex[:12]}")
+
+
+def signed(operator: Operator, reason: str | None) -> dict[str, Any]:
+    """Return who does a deed and why, as every call wants it."""
+    return {"actor": operator.actor, "reason": reason, "request_id": operator.request_id}
+
+
 def prepare(dsn: str) -> None:
     """Install the schema into the embedded server, or bring it to this version."""
     import psycopg
@@ -85,43 +175,3 @@ def prepare(dsn: str) -> None:
             schema.install(connection)
         elif installed != __version__:
             schema.upgrade(connection)
-
-
-def show_json(value: object) -> None:
-    """Print one JSON document, with everything escaped that could steer a terminal."""
-    text = json.dumps(value, default=_plain, indent=2, ensure_ascii=False)
-    click.echo("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text))
-
-
-def _plain(value: Any) -> object:  # noqa: ANN401 - whatever json does not know
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
-def show_table(columns: list[str], rows: list[list[str]], *, fold: bool = False) -> None:
-    """Print a table; on a terminal its last column is cut to fit, or folded, in a pipe a row is always one line."""
-    cells = [[printable(cell.replace("\n", " ")) for cell in row] for row in rows]
-    if not sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-        for row in (columns, *cells):
-            padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            click.echo("  ".join(padded).rstrip())
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for number, column in enumerate(columns, 1):
-        table.add_column(column, no_wrap=number < len(columns))
-    for row in cells:
-        table.add_row(*(Text(cell, no_wrap=not fold, overflow="fold" if fold else "ellipsis") for cell in row))
-    Console().print(table)
-
-
-def printable(text: str) -> str:
-    """Return a text that cannot steer a terminal."""
-    text = text.replace("\t", "    ")
-    return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text)

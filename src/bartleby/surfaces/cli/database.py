@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from bartleby import schema
-from bartleby.surfaces.cli import checkup
-from bartleby.surfaces.cli.connecting import client, database, prepare, show_json, show_table
+from bartleby.surfaces import checkup
+from bartleby.surfaces.cli.connecting import client, database, prepare
+from bartleby.surfaces.cli.printing import show_json, show_table
 
 _LOOK_SECONDS = 0.2
 

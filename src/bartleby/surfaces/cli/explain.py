@@ -5,12 +5,11 @@ from datetime import UTC, datetime
 
 import click
 
-from bartleby.client import Client
-from bartleby.errors import BartlebyError
-from bartleby.surfaces.cli.connecting import client, show_json
-from bartleby.surfaces.cli.story import Story, advice, entries, heading, last_words
-
-_LOOKS = 3
+from bartleby.surfaces import shapes
+from bartleby.surfaces.cli.connecting import client
+from bartleby.surfaces.cli.printing import show_json
+from bartleby.surfaces.cycles import Story, gather
+from bartleby.surfaces.story import advice, entries, heading, last_words
 
 
 @click.command()
@@ -19,33 +18,14 @@ _LOOKS = 3
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_obj
 def explain(dsn: str | None, message_id: int, everything: bool, as_json: bool) -> None:
-    """Tell the story of a message. Where it is, every failed attempt, what was decided and by which rule."""
+    """Tell the story of a message. Where it is, every failed attempt, what was decided, and what people did with it."""
     with client(dsn) as opened:
         story = gather(opened, message_id)
     now = datetime.now(UTC)
     if as_json:
-        show_json(_document(story))
+        show_json(shapes.story(story))
     else:
         tell(story, now, everything=everything)
-
-
-def gather(opened: Client, message_id: int) -> Story:
-    """Return everything that is kept about a message; an error if there never was one with this id."""
-    message, letter = None, None
-    # It may move while we look: what is replayed is alive, so look again.
-    for _ in range(_LOOKS):
-        message, letter = opened.find_message(message_id), opened.dead_letter(message_id)
-        if message is not None or letter is None or letter.status != "replayed":
-            break
-    attempts = opened.attempts(message_id)
-    queues = {queue.name: queue for queue in opened.queues()}
-    if message is None and letter is None and not attempts and message_id > (last := opened.last_message_id()):
-        raise BartlebyError(
-            f"there is no message {message_id}, and there never was",
-            hint=f"the newest message has the id {last}" if last else "no message was ever sent to this database",
-        )
-    known = message or letter or (attempts[-1] if attempts else None)
-    return Story(message_id, message, letter, attempts, queues.get(known.queue) if known else None)
 
 
 def tell(story: Story, now: datetime, *, everything: bool = False) -> None:
@@ -91,15 +71,3 @@ def plain(story: Story, now: datetime, *, everything: bool = False) -> list[str]
         lines.extend(["", *(f"  {word}" for word in words)])
     first, *more = advice(story)
     return [line.rstrip() for line in [*lines, "", f"Next: {first}", *(f"      {word}" for word in more)]]
-
-
-def _document(story: Story) -> dict[str, object]:
-    return {
-        "message_id": story.message_id,
-        "state": story.state,
-        "message": story.message,
-        "dead_letter": story.letter,
-        "attempts": story.attempts,
-        "queue": story.queue,
-        "next": " ".join(advice(story)),
-    }

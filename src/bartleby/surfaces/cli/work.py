@@ -16,12 +16,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
+import psycopg
 
 from bartleby.errors import BartlebyError, NoApp
-from bartleby.surfaces.cli.connecting import client, database
+from bartleby.surfaces.cli.connecting import client, database, patient_client
 
 if TYPE_CHECKING:
     from bartleby.app import Bartleby
+    from bartleby.client import Client
     from bartleby.surfaces.cli.status import StatusLine
     from bartleby.worker import Worker
 
@@ -33,6 +35,19 @@ _LAST_MOMENTS = 10.0
 @click.command()
 @click.argument("app", metavar="MODULE:APP")
 @click.option("--queue", "queues", multiple=True, help="Only this queue; may be given several times.")
+@click.option(
+    "--pgmq",
+    "attached",
+    multiple=True,
+    metavar="QUEUE",
+    help="Only this queue, one of pgmq: it is attached first if it is not. May be given several times.",
+)
+@click.option(
+    "--pgmq-max-attempts",
+    type=click.IntRange(1, 32_000),
+    envvar="BARTLEBY_PGMQ_MAX_ATTEMPTS",
+    help="How often a message of these is tried; BARTLEBY_PGMQ_MAX_ATTEMPTS if not given. A new one has 5.",
+)
 @click.option(
     "--concurrency", type=click.IntRange(1, 10_000), help="Messages of a queue at once, where its handler names none."
 )
@@ -55,6 +70,8 @@ def work(  # noqa: PLR0917 - click passes them by name
     dsn: str | None,
     app: str,
     queues: tuple[str, ...],
+    attached: tuple[str, ...],
+    pgmq_max_attempts: int | None,
     concurrency: int | None,
     processes: int,
     until_idle: bool,
@@ -66,7 +83,7 @@ def work(  # noqa: PLR0917 - click passes them by name
     """Run the handlers of an application.
 
     MODULE:APP names it: shop:app is `app = Bartleby()` in shop.py. SIGTERM, or Ctrl-C, lets the running handlers
-    finish; a second one does not.
+    finish; a second one does not. A database that is away is waited for, unless it is to end when it is idle.
     """
     from bartleby import telemetry
     from bartleby.surfaces.cli.status import StatusLine
@@ -78,10 +95,11 @@ def work(  # noqa: PLR0917 - click passes them by name
     status = StatusLine() if alone and not quiet and log == "text" and sys.stderr.isatty() else None
     telemetry.configure(as_json=log == "json", level=logging.WARNING if quiet else logging.INFO, handler=status)
     application = load(app)
+    queues += attached
     application.handlers_for(queues or None)
     with database(dsn or application.configured.dsn) as found:
-        with client(found):  # fail at once if it cannot be reached
-            pass
+        with client(found) if until_idle else patient_client(found) as opened:
+            _attach(opened, attached, pgmq_max_attempts)
         if processes > 1 and _CHILD not in os.environ:
             from bartleby.supervisor import Supervisor, command_of_this
 
@@ -97,6 +115,15 @@ def work(  # noqa: PLR0917 - click passes them by name
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def _attach(opened: "Client", queues: tuple[str, ...], max_attempts: int | None) -> None:
+    policy = {} if max_attempts is None else {"max_attempts": max_attempts}
+    for queue in queues:
+        try:
+            opened.attach_pgmq(queue, policy)
+        except psycopg.errors.InsufficientPrivilege:
+            opened.lease_length(queue)  # a worker may not, and an operator has: or there is no such queue
 
 
 def _run(main: Coroutine[Any, Any, None]) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from bartleby.message import Queue
 from bartleby.surfaces.cli.demo.stage import Stage
 
-_OUTAGE_AT, _OUTAGE_SECONDS, _BOMB_AT = 0.2, 6.5, 0.55
+_OUTAGE_AT, _OUTAGE_SECONDS, _BOMB_AT, _BOMB_AT_LAST = 0.2, 6.5, 0.55, 0.8
 
 _OPENING = {
     0.0: "A shop opens: it sends emails, orders, invoices and images, and two workers handle them.",
@@ -30,6 +30,7 @@ class Script:
     _opening: dict[float, str] = field(default_factory=_OPENING.copy)
     _mail: str = "flaky"
     _breaker: str = "closed"
+    _survived: bool = False
     _held: int = 0
     _death_told: bool = False
     _attempts_told: int = 0
@@ -40,7 +41,8 @@ class Script:
         for begin in [begin for begin in self._opening if part >= begin]:
             yield self._opening.pop(begin)
         yield from self._outage(elapsed)
-        yield from self._storm({queue.name: queue for queue in queues}["emails"])
+        for emails in (queue for queue in queues if queue.name == "emails"):
+            yield from self._storm(emails)
         yield from self._explosion(part, deaths)
 
     def _outage(self, elapsed: float) -> Iterator[str]:
@@ -60,15 +62,18 @@ class Script:
             if emails.breaker == "open":
                 yield "This is an outage: the breaker of emails opens. No attempts are burnt; single probes are sent."
             else:
+                self._survived = True
                 self.stage.mail_server("flaky")
                 yield f"Three probes in a row succeeded: the breaker closes by itself, and {self._held} emails go on."
         elif emails.breaker == "open":
             self._held = emails.ready + emails.deferred
 
     def _explosion(self, part: float, deaths: list[str]) -> Iterator[str]:
-        if self.bomb is None and part >= _BOMB_AT:
+        # one thing after another, unless the outage takes too long
+        if self.bomb is None and part >= (_BOMB_AT if self._survived else _BOMB_AT_LAST):
             self.bomb = self.stage.traffic.send_bomb()
-            yield "Somebody uploads bomb.png: an image that kills the whole process of whoever opens it."
+            if self.bomb is not None:
+                yield "Somebody uploads bomb.png: an image that kills the whole process of whoever opens it."
         if deaths and not self._death_told:
             self._death_told = True
             yield f"{deaths[0]}. It is replaced; what it held comes back when its leases lapse."

@@ -15,14 +15,15 @@ app = Bartleby(version="1.0")
 
 # A service that is flaky, and sometimes down. A ConnectionError is transient: the email is tried again, later and
 # later. When nearly all of them fail, it is not the emails' fault: the breaker opens, and no attempts are burnt.
-@app.handler("emails", retry={"max_attempts": 8, "backoff": "exponential", "base": 0.5, "cap": 3})
+@app.handler("emails", retry={"max_attempts": 12, "backoff": "exponential", "base": 0.5, "cap": 3})
 async def send_email(message: Message) -> None:
     """Hand an email to the mail server."""
     await mail_server(message.payload["to"])
 
 
 # A bug. Nobody has told it that retrying is pointless, so it is retried once; then it is a dead letter. However many
-# there are, with whatever ids in their texts: `bartleby groups` shows the two bugs that they are.
+# there are, with whatever ids in their texts: `bartleby groups` shows the two bugs that they are. The console says what
+# the dead of one have in common. Mend it here, save, and the workers start again with it: then they can be replayed.
 @app.handler("invoices", retry={"max_attempts": 2, "backoff": "fixed", "base": 0.5})
 def write_invoice(message: Message) -> float:
     """Work out what one piece costs, with discount."""

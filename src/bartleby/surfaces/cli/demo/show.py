@@ -4,7 +4,6 @@ import contextlib
 import shutil
 import sys
 import tempfile
-import termios
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -16,33 +15,41 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from bartleby.surfaces.cli.demo.booth import missing
+from bartleby.surfaces.cli.demo.keyboard import Keys, keyboard, somebody_is_there
 from bartleby.surfaces.cli.demo.script import Script
-from bartleby.surfaces.cli.demo.stage import Stage, stage
+from bartleby.surfaces.cli.demo.stage import BUG, Stage, stage
 from bartleby.surfaces.cli.demo.view import Picture, bugs, status
-from bartleby.surfaces.cli.explain import gather, tell
+from bartleby.surfaces.cli.explain import tell
+from bartleby.surfaces.cycles import gather
 
 _TICK_SECONDS = 0.2
 _RATE_TICKS = 10
 _STATUS_EVERY = 5.0
-_DRAIN_SECONDS = 8.0
+_DRAIN_SECONDS = 20.0
 _READING_SECONDS = 1.5
 _SHOWN_BUGS = 6
+_CALM = 0.25
+_MEND = "f"
 
 
-def run(seconds: float, *, keep: bool | None) -> None:
+def run(seconds: float, *, keep: bool | None, console: bool) -> None:
     """Play the demo; when it is over go on until Ctrl-C, if wanted or if there is somebody to press it."""
     terminal = Console().is_terminal and not Console().is_dumb_terminal
+    stays = sys.stdout.isatty() if keep is None else keep
     started = time.monotonic()
     tempfile.gettempdir()  # the first to ask makes a file to see whether it can, and Ctrl-C might leave that
     try:
         click.echo("Starting a PostgreSQL of its own …")
-        with stage() as built:
-            click.echo(f"It is up after {time.monotonic() - started:.1f} s, with Bartleby in it.\n")
-            play = Play(built, seconds)
+        with stage(console=console) as built, keyboard() as keys:
+            click.echo(f"It is up after {time.monotonic() - started:.1f} s, with Bartleby in it.")
+            play = Play(built, seconds, keys)
+            _invite(play, wanted=console, stays=stays)
+            click.echo()
             with _screen(terminal=terminal) as screen:
                 play.run(screen)
             _summary(play)
-            if sys.stdout.isatty() if keep is None else keep:
+            if stays:
                 _next_steps(play)
                 play.go_on()
             elif play.script.bomb is not None:
@@ -63,8 +70,10 @@ class Screen(Protocol):
 class Play:
     """One performance."""
 
-    def __init__(self, built: Stage, seconds: float) -> None:
+    def __init__(self, built: Stage, seconds: float, keys: Keys) -> None:
         self.stage = built
+        self.console = built.booth.address()
+        self._keys = keys
         self.seconds = seconds
         self.script = Script(built, seconds)
         self.picture = Picture(seconds)
@@ -84,13 +93,21 @@ class Play:
 
     def go_on(self) -> None:
         """Keep the shop open until somebody presses Ctrl-C."""
+        last = time.monotonic()
         while True:
             self._look_after()
+            for sentence in self._news():
+                click.echo(sentence)
             time.sleep(_TICK_SECONDS)
+            now = time.monotonic()
+            if self.console:
+                self.stage.traffic.send(_CALM * (now - last))
+            last = now
 
     def _is_over(self, elapsed: float) -> bool:
-        quiet = not any(queue.leased or queue.deferred or (queue.ready and queue.name != "orders.invalid")
-                        for queue in self.picture.queues)  # fmt: skip
+        # nobody handles orders.invalid, nor what the visitor has paused
+        handled = [each for each in self.picture.queues if each.name != "orders.invalid" and not each.paused]
+        quiet = not any(queue.leased or queue.deferred or queue.ready for queue in handled)
         return elapsed >= self.seconds and (quiet or elapsed >= self.seconds + _DRAIN_SECONDS)
 
     def _tick(self, elapsed: float) -> list[str]:
@@ -103,12 +120,21 @@ class Play:
         picture.deaths = crew.counts["deaths"]
         self._done.append((elapsed, self.done()))
         picture.rates = self._rates()
-        return list(self.script.play(elapsed, picture.queues, deaths))
+        if self.console:
+            picture.footer = f"Console: {self.console}" + (f"   {_MEND} mends shop.py" if somebody_is_there() else "")
+        return [*self.script.play(elapsed, picture.queues, deaths), *self._news()]
 
     def _look_after(self) -> list[str]:
         # the workers reap too, but whoever of them had the duty may just have been killed
         self.stage.client.reap()
+        self.stage.crew.deploy()
         return self.stage.crew.look()
+
+    def _news(self) -> Iterator[str]:
+        if _MEND in self._keys().lower() and not self.stage.mend():
+            yield "shop.py is mended already: replay the letters of that bug in the console."
+        while self.stage.crew.news:
+            yield self.stage.crew.news.popleft()
 
     def done(self) -> Counter[str]:
         """Return how many messages of each queue are done: what was sent and is nowhere any more."""
@@ -155,24 +181,22 @@ def _screen(*, terminal: bool) -> Iterator[Screen]:
     if not terminal:
         yield _Lines()
         return
-    with _no_echo(), Live(console=Console(highlight=False), refresh_per_second=10) as live:
+    with Live(console=Console(highlight=False), refresh_per_second=10) as live:
         yield _Terminal(live)
 
 
-@contextlib.contextmanager
-def _no_echo() -> Iterator[None]:
-    # what is typed, and be it Ctrl-C, would be written into the picture and shift it
-    if not sys.stdin.isatty():
-        yield
-        return
-    before = termios.tcgetattr(sys.stdin)
-    flags = before.copy()
-    flags[3] &= ~termios.ECHO
-    termios.tcsetattr(sys.stdin, termios.TCSANOW, flags)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+def _invite(play: Play, *, wanted: bool, stays: bool) -> None:
+    if play.console and not stays:
+        click.echo(f"The console is at {play.console} for {play.seconds:g} s; with --keep until Ctrl-C.")
+    elif play.console:
+        mend = f"press {_MEND} here" if somebody_is_there() else f"mend {BUG} in {play.stage.shop / 'shop.py'}"
+        click.echo(f"The console is at {play.console}, with something to mend:")
+        click.echo("Groups, KeyError: see why, and replay with a canary of 3. It dies again.")
+        click.echo(f"Then {mend}: the workers get new code. Replay once more: done.")
+    elif wanted and missing():
+        click.echo("There is no console without its packages: pip install 'bartleby[web]'")
+    elif wanted:
+        click.echo(f"The console could not start: {' | '.join(play.stage.booth.said) or 'it is too slow'}")
 
 
 def _summary(play: Play) -> None:
@@ -185,7 +209,10 @@ def _summary(play: Play) -> None:
 def _next_steps(play: Play) -> None:
     steps = list(_steps(play))
     width = max(len(words) for words, _ in steps)
-    click.echo("\nThe server and the workers stay until Ctrl-C. In another terminal:\n")
+    who = "The server, the workers and the console" if play.console else "The server and the workers"
+    click.echo(f"\n{who} stay until Ctrl-C.")
+    _invite(play, wanted=False, stays=True)
+    click.echo("\nIn another terminal:\n")
     click.echo(f"  export BARTLEBY_DSN={play.stage.dsn}")
     for words, what in steps:
         click.echo(f"  {command()} {words:{width}}  # {what}")
@@ -197,8 +224,9 @@ def _steps(play: Play) -> Iterator[tuple[str, str]]:
     yield "groups", "what the dead died of"
     for message_id, failures in play.stage.crew.failed_emails.most_common(1):
         yield f"explain {message_id}", f"an email that failed {failures} times"
-    for letter in play.stage.client.dead_letters("invoices", limit=1):
-        yield f"explain {letter.message_id}", "an invoice that met a bug"
+    if any(queue.name == "invoices" for queue in play.picture.queues):
+        for letter in play.stage.client.dead_letters("queue:invoices", limit=1):
+            yield f"explain {letter.message_id}", "an invoice that met a bug"
     if play.script.bomb is not None:
         yield f"explain {play.script.bomb}", "bomb.png"
     yield """send emails '{"to": "me"}'""", "one more email"

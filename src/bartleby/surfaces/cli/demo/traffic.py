@@ -1,10 +1,12 @@
 """What the shop's customers send: mostly good, some of it telling."""
 
+import contextlib
 from collections import Counter
 from random import SystemRandom
 from typing import Any
 
 from bartleby.client import Client
+from bartleby.errors import UnknownQueue
 
 QUEUES: dict[str, dict[str, Any]] = {
     # a short lease, so that a dead worker is noticed while you watch
@@ -16,6 +18,8 @@ QUEUES: dict[str, dict[str, Any]] = {
 }
 BOMB = {"name": "bomb.png"}
 _LONGEST_TICK = 1.0
+_BRANCHES = ("Lisbon", "Oslo", "Turin")
+# those of a branch that has just opened: what is shared by the letters of this bug
 _NEW_CUSTOMERS, _EMPTY_INVOICES, _WRONG_FORMS = 0.07, 0.04, 0.05
 
 
@@ -41,14 +45,19 @@ class Traffic:
             self._owed[queue] += int(1000 * rate * min(seconds, _LONGEST_TICK))
             count, self._owed[queue] = divmod(self._owed[queue], 1000)
             if count:
-                self._client.send_many(queue, [{"payload": make()} for _ in range(count)])
-                self.sent[queue] += count
+                # whoever has the console may delete a queue
+                with contextlib.suppress(UnknownQueue):
+                    self._client.send_many(queue, [{"payload": make()} for _ in range(count)])
+                    self.sent[queue] += count
 
-    def send_bomb(self) -> int:
-        """Send the image that kills whoever opens it, among others; return its id."""
+    def send_bomb(self) -> int | None:
+        """Send the image that kills whoever opens it, among others; return its id, unless there is no queue for it."""
         images = [{"payload": self._image()}, {"payload": BOMB}, {"payload": self._image()}]
-        self.sent["images"] += len(images)
-        return self._client.send_many("images", images)[1]
+        with contextlib.suppress(UnknownQueue):
+            ids = self._client.send_many("images", images)
+            self.sent["images"] += len(images)
+            return ids[1]
+        return None
 
     def _email(self) -> dict[str, Any]:
         return {"to": f"customer-{self._next()}@example.com", "subject": "Your order"}
@@ -58,9 +67,11 @@ class Traffic:
 
     def _invoice(self) -> dict[str, Any]:
         luck = self._dice.random()
-        customer = self._dice.randrange(100, 10_000) if luck < _NEW_CUSTOMERS else self._dice.randrange(100)
+        new = luck < _NEW_CUSTOMERS
+        customer = self._dice.randrange(100, 10_000) if new else self._dice.randrange(100)
+        branch = "Vienna" if new else self._dice.choice(_BRANCHES)
         pieces = 0 if luck > 1 - _EMPTY_INVOICES else self._dice.randrange(1, 20)
-        return {"customer": f"customer-{customer}", "pieces": pieces, "total": self._price()}
+        return {"customer": f"customer-{customer}", "branch": branch, "pieces": pieces, "total": self._price()}
 
     def _order(self) -> dict[str, Any]:
         total: object = self._price()

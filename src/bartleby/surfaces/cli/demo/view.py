@@ -9,16 +9,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from bartleby.surfaces.cli.connecting import printable
 from bartleby.surfaces.cli.demo.stage import WORKERS
-from bartleby.surfaces.cli.story import error_line
+from bartleby.surfaces.words import error_line, printable
 
 if TYPE_CHECKING:
-    from bartleby.message import Group as Bug
+    from bartleby.evidence import Group as Bug
     from bartleby.message import Queue
     from bartleby.surfaces.cli.demo.crew import Setback
 
-_FIXED_LINES = 17
+_FIXED_LINES = 19
 _NARROW = 74
 _MOST_LINES = 8
 
@@ -35,6 +34,7 @@ class Picture:
     setbacks: list["Setback"] = field(default_factory=list)
     bugs: list["Bug"] = field(default_factory=list)
     deaths: int = 0
+    footer: str = ""
 
     @property
     def dead(self) -> int:
@@ -43,7 +43,7 @@ class Picture:
 
     def __rich_console__(self, console: Console, _options: object) -> list[Padding]:
         lines = max(2, min(_MOST_LINES, console.height - _FIXED_LINES - len(self.bugs)))
-        parts = (self._title(), self._narration(), self._table(), *self._retries(lines), *self._bugs())
+        parts = (self._title(), self._narration(), self._table(), *self._retries(lines), *self._bugs(), *self._foot())
         return [Padding(Group(*parts), (0, 1))]
 
     def _title(self) -> Table:
@@ -96,6 +96,9 @@ class Picture:
             error = _cut(error_line(bug.error_type, bug.error), "red")
             table.add_row(Text(f"{bug.dead} x", justify="right"), bug.queue, error)
         return [Text.assemble(("\nDead letters: ", "dim"), (bugs(self.dead, len(self.bugs)), "bold")), table]
+
+    def _foot(self) -> list[Text]:
+        return [Text(f"\n{self.footer}", style="cyan", no_wrap=True, overflow="ellipsis")] if self.footer else []
 
 
 def _columns(*widths: int) -> Table:

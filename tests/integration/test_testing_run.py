@@ -1,0 +1,125 @@
+"""`bartleby.testing.run`: one message through its handler, without a database."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from bartleby import (
+    Bartleby,
+    InvalidHandler,
+    InvalidPayload,
+    Message,
+    NoHandler,
+    Retry,
+    Snooze,
+    Terminal,
+    UndecodablePayload,
+)
+from bartleby.execute import NoOutcome
+from bartleby.testing import run
+
+
+@dataclass
+class Order:
+    id: int
+
+
+@pytest.fixture
+def app() -> Bartleby:
+    return Bartleby("postgresql://nobody@127.0.0.1:1/nowhere")  # which is never asked
+
+
+def test_a_handler_gets_the_message_it_would_get(app: Bartleby) -> None:
+    seen: list[Message] = []
+    app.handler("orders")(seen.append)
+    run(app, "orders", {"a": 1}, headers={"b": 2}, key="k", attempt=3, message_id=7, generation=4)
+    [message] = seen
+    assert (message.payload, message.headers, message.key) == ({"a": 1}, {"b": 2}, "k")
+    assert (message.attempt, message.id, message.generation, message.queue) == (3, 7, 4, "orders")
+    run(app, "orders")
+    assert (seen[1].payload, seen[1].headers, seen[1].attempt) == (None, {}, 1)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("batch", [None, 10])
+def test_what_it_raises_is_raised(app: Bartleby, *, awaited: bool, batch: int | None) -> None:
+    def fails(message: Message) -> None:
+        raise KeyError("customer")
+
+    async def fails_awaited(message: Message) -> None:
+        await asyncio.sleep(0)
+        fails(message)
+
+    app.handler("orders", batch=batch)(fails_awaited if awaited else fails)
+    with pytest.raises(KeyError, match="customer") as raised:
+        run(app, "orders", 1)
+    assert any(entry.name == "fails" for entry in raised.traceback)
+
+
+async def test_it_runs_where_a_loop_runs(app: Bartleby) -> None:
+    @app.handler("orders")
+    async def fails(message: Message) -> None:
+        await asyncio.sleep(0)
+        raise KeyError(message.id)
+
+    with pytest.raises(KeyError):
+        run(app, "orders", 1)
+
+
+@pytest.mark.parametrize("outcome", [Terminal("never"), Retry("again"), Snooze(1), ValueError("x")])
+def test_what_it_returns_as_an_outcome_is_raised(app: Bartleby, outcome: Exception) -> None:
+    app.handler("orders")(lambda _message: outcome)
+    with pytest.raises(type(outcome)):
+        run(app, "orders", 1)
+
+
+def test_a_batch_handler_says_what_became_of_it(app: Bartleby) -> None:
+    app.handler("fails", batch=5)(lambda messages: [Terminal("never") for _ in messages])
+    app.handler("forgets", batch=5)(lambda _messages: {})
+    with pytest.raises(Terminal, match="never"):
+        run(app, "fails", 1)
+    with pytest.raises(NoOutcome):
+        run(app, "forgets", 1)
+
+
+def test_a_payload_is_what_the_handler_expects(app: Bartleby) -> None:
+    taken: list[Order] = []
+
+    @app.handler("orders")
+    def handle(order: Order) -> None:
+        taken.append(order)
+
+    run(app, "orders", {"id": 7})
+    assert taken == [Order(7)]
+    with pytest.raises(InvalidPayload, match=r"payload\.id"):
+        run(app, "orders", {"id": "x"})
+    with pytest.raises(UndecodablePayload):
+        run(app, "orders", raw="[" * 100_000)
+
+
+def test_a_handler_that_takes_too_long(app: Bartleby) -> None:
+    @app.handler("plain", timeout=0.5)
+    def plain(message: Message) -> None:
+        time.sleep(message.payload)
+
+    @app.handler("awaited", timeout=0.5)
+    async def awaited(message: Message) -> None:
+        await asyncio.sleep(message.payload)
+
+    for queue in ("plain", "awaited"):
+        run(app, queue, 0)
+        with pytest.raises(TimeoutError, match=r"longer than 0\.5 s"):
+            run(app, queue, 2)
+
+
+def test_what_cannot_be_run_is_told(app: Bartleby) -> None:
+    with pytest.raises(NoHandler):
+        run(app, "orders", 1)
+
+    async def coroutine() -> None: ...
+
+    app.handler("orders")(lambda _message: coroutine())
+    with pytest.raises(InvalidHandler, match="nobody runs"):
+        run(app, "orders", 1)

@@ -1,0 +1,163 @@
+"""JSON Patch in SQL does what the package jsonpatch does, and refuses the same operation of the same patch.
+
+Versions of jsonpatch before the one asked for cannot serve: they take 1 for true, 01 for an index, and the letters of a
+text for members. What is wrong in any document SQL refuses before it looks at the document, jsonpatch on its way.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import jsonpatch
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import Connection
+
+Operation: TypeAlias = dict[str, Any]
+Case: TypeAlias = tuple[Any, list[Operation]]
+
+names = st.sampled_from(
+    ["a", "b", "0", "1", "2", "", "-", "-1", "01", " 1", "1e0", "~", "/", "~1", 'x"y', "é", "{a,b}", "NULL", "\\"]
+)
+scalars = st.sampled_from([None, True, False, 0, 1, 2, 1.0, 1.5, "", "a", "1", "é😀", "~1"])
+documents = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4),
+    max_leaves=12,
+)
+many_per_database = settings(
+    max_examples=400,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+)
+
+
+def step(name: str) -> str:
+    return "/" + name.replace("~", "~0").replace("/", "~1")
+
+
+def places(document: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Every pointer into the document, with what is there."""
+    yield at, document
+    members = document.items() if isinstance(document, dict) else ()
+    elements = enumerate(document) if isinstance(document, list) else ()
+    for name, value in (*members, *elements):
+        yield from places(value, at + step(str(name)))
+
+
+@st.composite
+def operations(draw: st.DrawFn, document: Any) -> Operation:
+    known = dict(places(document))
+    there = st.sampled_from(list(known))
+    anywhere = there | there | st.builds(lambda at, name: at + step(name), there, names)
+    op = draw(st.sampled_from(["add", "remove", "replace", "move", "copy", "test"]))
+    path = draw(anywhere)
+    if op == "remove":
+        return {"op": op, "path": path}
+    if op in {"move", "copy"}:
+        return {"op": op, "path": path, "from": draw(anywhere)}
+    values = st.just(known[path]) | scalars if op == "test" and path in known else documents
+    return {"op": op, "path": path, "value": draw(values)}
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """A document, and operations that each point into what those before it have made; few that are refused."""
+    document = now = draw(documents)
+    patch: list[Operation] = []
+    for _ in range(draw(st.integers(1, 12))):
+        operation = draw(operations(now))
+        done = apply(now, operation)
+        if done is not None:
+            (now,) = done
+        if done is not None or not patch or draw(st.integers(0, 7)) == 0:
+            patch.append(operation)
+    return document, patch
+
+
+def apply(document: Any, operation: Operation) -> tuple[Any] | None:
+    """What jsonpatch makes of the document, in a tuple since it may be None; None where it refuses."""
+    try:
+        return (jsonpatch.apply_patch(document, [operation]),)
+    except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException):
+        return None
+
+
+def refused_in_any_document(operation: Operation) -> bool:
+    path: str = operation["path"]
+    return (
+        path.startswith(operation["from"] + "/")
+        if operation["op"] == "move"
+        else (operation["op"], path) == ("remove", "")
+    )
+
+
+def expected(document: Any, patch: list[Operation]) -> tuple[Any, int | None]:
+    """The document after the patch, or the index of the operation that is refused."""
+    for index, operation in enumerate(patch):
+        if refused_in_any_document(operation):
+            assert apply(document, operation) is None
+            return None, index
+    for index, operation in enumerate(patch):
+        done = apply(document, operation)
+        if done is None:
+            return None, index
+        (document,) = done
+    return document, None
+
+
+def exactly(document: Any) -> str:
+    """A text in which 1, 1.0 and true differ."""
+    return json.dumps(document, sort_keys=True)
+
+
+@many_per_database
+@given(case=cases())
+def test_sql_and_jsonpatch_agree(conn: Connection, case: Case) -> None:
+    document, patch = case
+    wanted, refused_at = expected(document, patch)
+    found = conn.execute(
+        "select document, problem from bartleby.try_patch(%s, %s)", [json.dumps(document), json.dumps(patch)]
+    ).fetchone()
+    assert found is not None
+    if refused_at is None:
+        event("applies")
+        assert found[1] is None
+        assert exactly(found[0]) == exactly(wanted)
+    else:
+        event("refused")
+        assert found[0] is None
+        assert found[1].startswith(f"patch operation {refused_at} (")
+
+
+@many_per_database
+@given(source=documents, target=documents)
+def test_a_patch_that_jsonpatch_makes_leads_to_its_target(conn: Connection, source: Any, target: Any) -> None:
+    patch = jsonpatch.make_patch(source, target).patch
+    if patch:
+        found = conn.execute(
+            "select bartleby.patch_json(%s, %s) = %s::jsonb",
+            [json.dumps(source), json.dumps(patch), json.dumps(target)],
+        ).fetchone()
+        assert found == (True,)
+
+
+@many_per_database
+@given(
+    document=documents,
+    patch=st.recursive(
+        scalars | st.sampled_from(["add", "remove", "replace", "move", "copy", "test", "/a", "/0/-", "/~2", "/a/b"]),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["op", "path", "from", "value", "x"]), inner, max_size=5)
+        ),
+        max_leaves=15,
+    ),
+)
+def test_whatever_comes_as_a_patch_there_is_an_answer(conn: Connection, document: Any, patch: Any) -> None:
+    found = conn.execute(
+        "select document is null, problem from bartleby.try_patch(%s, %s)", [json.dumps(document), json.dumps(patch)]
+    ).fetchone()
+    assert found is not None
+    assert found[0] == (found[1] is not None)

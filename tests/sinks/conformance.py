@@ -1,0 +1,165 @@
+"""What the conformance suite must know of a sink, to ask the same of each.
+
+A sink of the kind `nats` has a module tests/sinks/harness_nats.py with a class `Harness`, which is a Sink. It starts
+the real thing, breaks it and reads what arrived. test_conformance.py finds it by its name.
+"""
+
+import importlib
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from bartleby.sinks import open_publisher
+from bartleby.sinks.publisher import Outcome, Published, Publisher
+
+TIMEOUT, PATIENT = 1.0, 15.0
+"""The timeout where no answer comes, and where one does."""
+PATIENCE = 5.0
+"""How much longer than its timeout a call may take on a busy machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One delivery as a reader of the sink finds it."""
+
+    id: str
+    """The id of the event."""
+    key: str
+    """What the field has by which the other side recognises duplicates."""
+    body: bytes | None
+    """The CloudEvent in structured JSON; None where the sink has a form of its own."""
+
+
+class Sink(ABC):
+    """A real server and what there is to know about its sink. One instance a test; `folder` is for its files."""
+
+    kind: ClassVar[str]
+    durable: ClassVar[bool] = True
+    """What it has confirmed survives its being killed."""
+    bad_options: ClassVar[Sequence[tuple[str, Any]]] = ()
+    """Options with a value that cannot be used: the error names them."""
+    required: ClassVar[Sequence[str]] = ()
+    """Options, all of options(), without which there is no publisher."""
+    too_large: ClassVar[int | None] = None
+    """So many bytes of data that the sink refuses an event; None: it takes everything."""
+    cannot: ClassVar[Mapping[str, str]] = {}
+    """What cannot be done to it, each with the reason: any of stop, kill, hang."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Return how to get the server, if it is not on this machine."""
+        return None
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """Return the options of a publisher for it; it need not be running, its address never changes."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start it, and return when it answers. Again after stop() and kill(): same address, same data."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop it in good order; nothing to do if it is not running or hangs. The last call of every test."""
+
+    async def outlast(self) -> None:  # noqa: B027 - most have nothing to do
+        """Return when what was made for the events, such as a queue, survives kill(); events are not meant."""
+
+    async def kill(self) -> None:
+        """Kill it with -9, or what comes nearest to that."""
+        raise NotImplementedError
+
+    async def hang(self) -> None:
+        """Have it accept connections and bytes, and never answer: SIGSTOP, or a handler that waits."""
+        raise NotImplementedError
+
+    async def wake(self) -> None:
+        """End hang(); it goes on with what it has been sent."""
+        raise NotImplementedError
+
+    @abstractmethod
+    async def arrived(self) -> list[Arrival]:
+        """Return everything that arrived, in its order. The server runs."""
+
+    def publisher(self, timeout: float = TIMEOUT, **changes: object) -> Publisher:
+        """Return a publisher for it, with options changed."""
+        return open_publisher(self.kind, {**self.options(), **changes}, timeout)
+
+
+def event(number: int, *, data_bytes: int = 0) -> dict[str, Any]:
+    """Return the event that tells of the death of message `number`."""
+    data: dict[str, Any] = {
+        "message_id": number,
+        "queue": "orders",
+        "status": "dead",
+        "cycle": 1,
+        "reason": "exhausted",
+        "attempts": 5,
+        "error_type": "builtins.ValueError",
+        "error": 'no such order: \u00fcn\u00efcode \U0001f4a5 "quoted"',
+        "fingerprint": "0123456789abcdef",
+        "group_id": 3,
+        "dead_at": "2026-01-01T00:00:00.000000Z",
+    }
+    if data_bytes:
+        data["payload"] = "x" * data_bytes
+    return {
+        "specversion": "1.0",
+        "id": f"0a1b2c3d.{number}.1",
+        "source": "urn:bartleby:0a1b2c3d-0000-4000-8000-000000000000",
+        "type": "io.bartleby.dead_letter.created",
+        "subject": f"message/{number}",
+        "time": "2026-01-01T00:00:00.000000Z",
+        "datacontenttype": "application/json",
+        "dataschema": "urn:bartleby:event:1",
+        "partitionkey": f"message/{number}",
+        "sequence": "1",
+        "sequencetype": "Integer",
+        "data": data,
+    }
+
+
+def events(count: int, first: int = 1) -> list[dict[str, Any]]:
+    """Return events of so many messages."""
+    return [event(number) for number in range(first, first + count)]
+
+
+async def bounded(publisher: Publisher, batch: Sequence[dict[str, Any]]) -> list[Outcome]:
+    """Publish, and insist that it is known soon after the timeout what became of it."""
+    begun = time.monotonic()
+    outcomes = await publisher.publish(batch)
+    assert time.monotonic() - begun < TIMEOUT + PATIENCE
+    assert len(outcomes) == len(batch)
+    return outcomes
+
+
+async def publish_all(publisher: Publisher, batch: Sequence[dict[str, Any]]) -> None:
+    """Publish as the relay does: what failed once more, until nothing is left. This may take long, it is answered."""
+    deadline = time.monotonic() + 60
+    left = list(batch)
+    while left:
+        outcomes = await publisher.publish(left)
+        assert time.monotonic() < deadline, outcomes[0]
+        left = [each for each, outcome in zip(left, outcomes, strict=True) if not isinstance(outcome, Published)]
+
+
+def from_body(body: bytes, key: str) -> Arrival:
+    """Return the arrival of a CloudEvent in structured JSON."""
+    return Arrival(json.loads(body)["id"], key, body)
+
+
+def named(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return the outcomes by their names: easy to compare, and to read when they differ."""
+    return [type(each).__name__ for each in outcomes]
+
+
+def harness(kind: str) -> type[Sink]:
+    """Return the harness of a kind of sink."""
+    return cast("type[Sink]", importlib.import_module(f"tests.sinks.harness_{kind}").Harness)

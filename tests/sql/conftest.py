@@ -1,0 +1,12 @@
+"""What tests of the SQL core share."""
+
+import pytest
+
+from tests.clock import Clock, move_clock
+from tests.sql.support import Connection
+
+
+@pytest.fixture
+def clock(conn: Connection) -> Clock:
+    """The clock of the test's database, which the test moves."""
+    return move_clock(conn)

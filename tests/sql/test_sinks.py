@@ -1,0 +1,1009 @@
+"""Sinks: what they are set up with, what they collect, how they do, what they refuse, and how they go."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.clock import Clock
+from tests.sql.event_kit import (
+    about,
+    audited,
+    documents,
+    everything,
+    kinds,
+    put_sink,
+    received,
+    remove_sink,
+    report,
+    sink_of,
+)
+from tests.sql.plan_kit import bury, change, command, die, die_of, events, started, steps
+from tests.sql.support import (
+    Connect,
+    Connection,
+    Row,
+    ack,
+    claim,
+    column,
+    create,
+    drain,
+    fail_all,
+    refused,
+    release,
+    row,
+    rows,
+    send,
+    stats,
+    value,
+    waiting,
+)
+
+DAY = 86400.0
+LONG_AGO, AT_LAST = "-infinity", "infinity"
+
+
+@pytest.fixture
+def conn(conn: Connection) -> Connection:
+    create(conn)
+    return conn
+
+
+def refuse(conn: Connection, told: list[Row], sink: str = "bus", why: str = "too large") -> int:
+    refusals = [{"id": each["id"], "error_type": "Refused", "error": why, "worker": "relay-1"} for each in told]
+    return int(value(conn, "select bartleby.refuse_events(%s, %s)", sink, Jsonb(refusals)))
+
+
+def emitted(conn: Connection, after: int = 0, limit: int = 100, sink: str = "bus") -> list[Row]:
+    return rows(conn, "select * from bartleby.emitted(%s, %s, %s, %s, %s)", sink, LONG_AGO, AT_LAST, after, limit)
+
+
+def emit_again(conn: Connection, references: Any, sink: str = "bus") -> int:
+    return int(value(conn, "select bartleby.emit_again(%s, %s, 'ann', 'it was lost')", sink, Jsonb(references)))
+
+
+class TestSettings:
+    def test_what_nobody_said(self, conn: Connection) -> None:
+        put_sink(conn)
+        found = sink_of(conn)
+        usual: Row = {
+            "kind": "log",
+            "options": {},
+            "types": ["*"],
+            "queues": None,
+            "attempts": 2,
+            "delay": timedelta(seconds=0.5),
+            "timeout": timedelta(seconds=2),
+            "include_payload": False,
+            "link": None,
+            "state": "working",
+            "waiting": 0,
+            "refused": 0,
+            "published": 0,
+            "failures": 0,
+        }
+        assert {name: found[name] for name in usual} == usual
+
+    def test_each_can_be_said_and_what_is_not_named_stays(self, conn: Connection) -> None:
+        said = {
+            "options": {"url": "nats://bus.example"},
+            "types": ["group.*", "dead_letter.created"],
+            "queues": ["q", "not_there_yet"],
+            "attempts": 7,
+            "delay": "2 s",
+            "timeout": 0.25,
+            "include_payload": True,
+            "link": "https://ops.example/letters/{message_id}",
+        }
+        put_sink(conn, "bus", "nats", **said)
+        expected = {**said, "delay": timedelta(seconds=2), "timeout": timedelta(seconds=0.25)}
+        found = sink_of(conn)
+        assert {name: found[name] for name in said} == expected
+        put_sink(conn, "bus", "nats")
+        found = sink_of(conn)
+        assert {name: found[name] for name in said} == expected
+        put_sink(conn, "bus", "kafka", queues=None, link=None, attempts=1)
+        found = sink_of(conn)
+        assert {name: found[name] for name in said} == {**expected, "queues": None, "link": None, "attempts": 1}
+        assert found["kind"] == "kafka"
+
+    @pytest.mark.parametrize(
+        ("key", "bad"),
+        [
+            ("options", []),
+            ("options", None),
+            ("types", []),
+            ("types", "group.*"),
+            ("types", [1]),
+            ("types", ["group"]),
+            ("types", ["io.bartleby.group.opened"]),
+            ("types", ["*.opened"]),
+            ("types", None),
+            ("queues", "q"),
+            ("queues", [None]),
+            ("queues", {"q": 1}),
+            ("attempts", 0),
+            ("attempts", 1001),
+            ("attempts", 1.5),
+            ("attempts", "2"),
+            ("attempts", None),
+            ("delay", -1),
+            ("delay", "soon"),
+            ("delay", None),
+            ("timeout", 0),
+            ("timeout", "1 ms"),
+            ("include_payload", "yes"),
+            ("include_payload", 1),
+            ("include_payload", None),
+            ("link", "ops.example"),
+            ("link", "javascript:alert(1)"),
+            ("link", 5),
+            ("link", ["https://ops.example"]),
+            ("colour", "red"),
+        ],
+    )
+    def test_a_bad_value_names_its_setting_and_changes_nothing(self, conn: Connection, key: str, bad: Any) -> None:
+        with pytest.raises(psycopg.Error, match=f'"{key}"') as caught:
+            put_sink(conn, **{key: bad})
+        assert caught.value.sqlstate in ("ZB018", "ZB003")
+        assert caught.value.diag.message_hint
+        assert column(conn, "select name from bartleby.sinks") == []
+        assert column(conn, "select name from bartleby.queues") == ["q"]
+
+    def test_a_type_that_does_not_exist_is_a_mistake(self, conn: Connection) -> None:
+        """Else somebody waits for alarms for ever."""
+        for pattern in ("group.opend", "grop.*"):
+            with refused("ZB018", '"types"', f"'{pattern}'"):
+                put_sink(conn, types=["dead_letter.*", pattern])
+
+    def test_settings_are_an_object(self, conn: Connection) -> None:
+        for settings in ("[]", "5", '"x"', "null"):
+            with refused("ZB018"):
+                conn.execute("select bartleby.put_sink('bus', 'log', %s, 'ann', 'why')", [settings])
+
+    @pytest.mark.parametrize("name", [None, "", "Bus", "a.b", "ä", "-a", "a" * 51, "a b", "a'b"])
+    def test_a_name_that_cannot_be_used(self, conn: Connection, name: str | None) -> None:
+        with refused("ZB018", "name"):
+            conn.execute("select bartleby.put_sink(%s, 'log', '{}', 'ann', 'why')", [name])
+
+    def test_the_longest_name(self, conn: Connection) -> None:
+        put_sink(conn, "a" * 50)
+        assert stats(conn, "sink." + "a" * 50)["ready"] == 0
+
+    @pytest.mark.parametrize("kind", [None, "", "NATS", "carrier_pigeon"])
+    def test_a_kind_that_nobody_knows(self, conn: Connection, kind: str | None) -> None:
+        with refused("ZB018", "kind"):
+            conn.execute("select bartleby.put_sink('bus', %s, '{}', 'ann', 'why')", [kind])
+
+    def test_nobody_without_a_name_and_a_reason(self, conn: Connection) -> None:
+        put_sink(conn)
+        for call in (
+            "put_sink('bus', 'log', '{}', 'ann', ' ')",
+            "put_sink('bus', 'log', '{}', null, 'why')",
+            "pause_sink('bus', '', 'why')",
+            "resume_sink('bus', 'ann', null)",
+            "remove_sink('bus', 'ann', '')",
+            "emit_again('bus', '[]', '', 'why')",
+        ):
+            with refused("ZB008", "an actor and a reason"):
+                conn.execute(f"select bartleby.{call}")
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            "pause_sink('bus', 'ann', 'why')",
+            "resume_sink('bus', 'ann', 'why')",
+            "remove_sink('bus', 'ann', 'why')",
+            "refuse_events('bus', '[]')",
+            "emitted('bus', '-infinity', 'infinity')",
+            "emit_again('bus', '[]', 'ann', 'why')",
+        ],
+    )
+    def test_a_sink_that_does_not_exist(self, conn: Connection, call: str) -> None:
+        with refused("ZB019", "bus"):
+            conn.execute(f"select bartleby.{call}")
+
+    def test_each_change_is_in_the_audit_trail(self, conn: Connection) -> None:
+        put_sink(conn, attempts=3)
+        put_sink(conn, attempts=4, queues=["q"])
+        conn.execute("select bartleby.pause_sink('bus', 'ann', 'a moment')")
+        conn.execute("select bartleby.resume_sink('bus', 'ann', 'on')")
+        remove_sink(conn)
+        added, changed, removed = audited(conn)
+        assert [each["action"] for each in (added, changed, removed)] == ["sink.add", "sink.change", "sink.remove"]
+        assert (added["before"], added["after"]["attempts"], added["reason"]) == (None, 3, "to hear of it")
+        assert (changed["before"]["attempts"], changed["after"]["attempts"]) == (3, 4)
+        assert (changed["before"]["queues"], changed["after"]["queues"]) == (None, ["q"])
+        assert (removed["before"]["kind"], removed["after"], removed["actor"]) == ("log", None, "ann")
+        paused = [(each["action"], each["subject"]["queue"]) for each in audited(conn, "queue.%")]
+        assert paused[1:] == [("queue.pause", "sink.bus"), ("queue.resume", "sink.bus")]
+        assert column(conn, "select problem from bartleby.verify_audit()") == []
+
+
+HIDDEN: Row = {
+    "secret": "s3cr3t-1",
+    "signing_key": "s3cr3t-2",
+    "Password": "s3cr3t-3",
+    "token": "s3cr3t-4",
+    "dsn": "https://s3cr3t-5@sentry.example/1",
+    "url": "amqp://user:s3cr3t-6@bus.example/vhost",
+    "servers": ["nats://user:s3cr3t-7@a.example", "nats://b.example"],
+    "bootstrap": "redis://:s3cr3t-8@p@ss@a.example,redis://u:s3cr3t-9@b.example",
+    "headers": {"Authorization": "Bearer s3cr3t-10", "X-Api": {"Key": "s3cr3t-11"}},
+}
+SHOWN: Row = {"stream": "events", "port": 4222, "tls": True, "password_file": "env:SECRET_FILE"}
+
+
+class TestSecrets:
+    def test_no_view_and_no_line_of_the_audit_has_one(self, conn: Connection) -> None:
+        put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, **SHOWN})
+        put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, "more": 1})
+        remove_sink(conn)
+        put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, **SHOWN})
+        told = json.dumps([rows(conn, "select * from bartleby.sinks"), audited(conn)], default=str)
+        assert "s3cr3t" not in told
+        assert "p@ss" not in told
+        assert "a.example" in told
+
+    def test_what_is_none_stays_as_it_is(self, conn: Connection) -> None:
+        put_sink(conn, "bus", "nats", options=SHOWN)
+        assert sink_of(conn)["options"] == SHOWN
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"url": "redis://bus.example:6379?password=s3cr3t"},
+            {"url": "redis://bus.example/0?db=1&password=s3cr3t"},
+            {"url": "amqp://user:s3c/s3cr3t@bus.example"},
+            {"url": "amqp://user:s3c,s3cr3t@bus.example"},
+            {"url": "amqp://user:s3c?s3cr3t@bus.example"},
+            {"url": "amqp://bus.example", "pass": "s3cr3t", "pwd": "s3cr3t", "creds": "s3cr3t"},
+            {"servers": ["nats://bus.example", "nats://s3cr3t@other.example?token=s3cr3t"]},
+        ],
+    )
+    def test_an_odd_place_hides_it_too(self, conn: Connection, options: Row) -> None:
+        put_sink(conn, "bus", "redis", options=options)
+        told = json.dumps([sink_of(conn), audited(conn)], default=str)
+        assert "s3cr3t" not in told
+        assert "bus.example" in told
+
+    @pytest.mark.parametrize("kind", ["webhook", "sentry"])
+    @pytest.mark.parametrize(
+        "address", ["https://hooks.example/services/T0/B0/s3cr3t", "https://hooks.example/in?code=s3cr3t"]
+    )
+    def test_an_address_to_which_anybody_may_write_is_one(self, conn: Connection, kind: str, address: str) -> None:
+        put_sink(conn, "bus", kind, options={"url": address})
+        assert "s3cr3t" not in json.dumps([sink_of(conn), audited(conn)], default=str)
+        assert "hooks.example" in sink_of(conn)["options"]["url"]
+
+    def test_the_relay_gets_them(self, conn: Connection) -> None:
+        put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, **SHOWN}, delay=3, timeout="1 min", link=None)
+        assert rows(conn, "select * from bartleby.sink_settings()") == [
+            {
+                "name": "bus",
+                "kind": "rabbitmq",
+                "options": {**HIDDEN, **SHOWN},
+                "attempts": 2,
+                "delay": 3.0,
+                "timeout": 60.0,
+                "link": None,
+                "queue": "sink.bus",
+            }
+        ]
+
+
+class TestWhatTheyCollect:
+    @pytest.mark.parametrize(
+        ("types", "heard"),
+        [
+            (["*"], ["group.opened", "dead_letter.created", "dead_letter.discarded", "breaker.opened"]),
+            (["dead_letter.*"], ["dead_letter.created", "dead_letter.discarded"]),
+            (["dead_letter.created"], ["dead_letter.created"]),
+            (["group.*", "breaker.opened"], ["group.opened", "breaker.opened"]),
+            (["replay.*"], []),
+            (["*", "group.opened"], ["group.opened", "dead_letter.created", "dead_letter.discarded", "breaker.opened"]),
+        ],
+    )
+    def test_only_types_that_they_want(self, conn: Connection, types: list[str], heard: list[str]) -> None:
+        put_sink(conn, types=types)
+        change(conn, "discard", *die(conn))
+        conn.execute("select bartleby.open_breaker('q', 'storm', '0')")
+        assert kinds(received(conn)) == heard
+
+    @pytest.mark.parametrize(
+        ("queues", "heard"), [(None, {"q", "other"}), (["q"], {"q"}), (["no"], set()), ([], set())]
+    )
+    def test_only_of_queues_that_they_want(self, conn: Connection, queues: list[str] | None, heard: set[str]) -> None:
+        create(conn, "other")
+        put_sink(conn, queues=queues)
+        die(conn)
+        die(conn, 1, "other")
+        assert {each["data"]["queue"] for each in received(conn)} == heard
+
+    def test_what_is_of_no_queue_is_for_all(self, conn: Connection) -> None:
+        put_sink(conn, queues=["elsewhere"])
+        put_sink(conn, "letters", types=["dead_letter.*"], queues=["elsewhere"])
+        report(conn, error="down")
+        die(conn)
+        assert kinds(received(conn)) == ["sink.degraded"]
+        assert received(conn, "letters") == []
+
+    def test_each_of_several_gets_its_own(self, conn: Connection) -> None:
+        put_sink(conn, "all")
+        put_sink(conn, "alarms", types=["group.*"])
+        put_sink(conn, "letters", types=["dead_letter.*"])
+        die(conn, 150)
+        assert (stats(conn, "sink.all")["ready"], stats(conn, "sink.alarms")["ready"]) == (3, 1)
+        assert len(received(conn, "all")) == 151
+        assert kinds(received(conn, "alarms")) == ["group.opened"]
+        assert len(received(conn, "letters")) == 150
+
+    def test_one_small_message_stands_for_a_hundred(self, conn: Connection) -> None:
+        put_sink(conn, types=["dead_letter.*"])
+        die(conn, 100)
+        (reference,) = drain(conn, "sink.bus")
+        assert reference == {"event": value(conn, "select max(id) from bartleby.events")}
+
+    def test_what_happened_before_it_was_there_is_not_for_it(self, conn: Connection) -> None:
+        die(conn)
+        put_sink(conn)
+        die(conn)
+        assert kinds(received(conn)) == ["dead_letter.created"]
+
+    def test_a_changed_filter_is_for_what_comes(self, conn: Connection) -> None:
+        put_sink(conn)
+        die(conn)
+        put_sink(conn, types=["breaker.*"])
+        die(conn)
+        assert kinds(received(conn)) == ["group.opened", "dead_letter.created"]
+
+    def test_a_paused_one_collects(self, conn: Connection) -> None:
+        put_sink(conn)
+        conn.execute("select bartleby.pause_sink('bus', 'ann', 'a moment')")
+        die(conn)
+        assert received(conn) == []
+        found = sink_of(conn)
+        assert (found["state"], found["waiting"]) == ("paused", 2)
+        assert found["oldest_waiting_at"] is not None
+        conn.execute("select bartleby.resume_sink('bus', 'ann', 'on')")
+        assert sink_of(conn)["state"] == "working"
+        assert kinds(received(conn)) == ["group.opened", "dead_letter.created"]
+
+    def test_letters_of_sinks_are_told_to_nobody(self, conn: Connection) -> None:
+        """Else a sink that refuses everything is told of that for ever."""
+        put_sink(conn)
+        put_sink(conn, "other")
+        die(conn)
+        assert refuse(conn, received(conn)) == 2
+        bury(conn, claim(conn, 10, "sink.other"))
+        letters = column(conn, "select message_id from bartleby.dead_letters where queue like 'sink.%%'")
+        change(conn, "discard", *letters)
+        change(conn, "restore", *letters)
+        change(conn, "replay", *letters)
+        told = everything(conn, kind="dead_letter")
+        assert {each["data"]["queue"] for each in told} == {"q"}
+        assert len(told) == 1
+
+    def test_a_message_that_waits_is_waked_for(self, connect: Connect, conn: Connection) -> None:
+        put_sink(conn)
+        relay = connect()
+        relay.execute(f"listen {value(conn, 'select bartleby.channel(%s)', 'sink.bus')}".encode())
+        conn.execute("select bartleby.idle('sink.bus')")
+        die(conn)
+        assert [note.channel for note in relay.notifies(timeout=10, stop_after=1)] != []
+
+
+class TestReports:
+    def test_what_was_published_is_counted(self, conn: Connection) -> None:
+        put_sink(conn)
+        assert report(conn, 100) is None
+        assert report(conn, 50) is None
+        found = sink_of(conn)
+        assert (found["published"], found["failures"], found["state"], found["error"]) == (150, 0, "working", None)
+        assert found["published_at"] is not None
+        assert audited(conn, "sink.failure") == []
+
+    def test_it_degrades_once_and_recovers_once(self, conn: Connection, clock: Clock) -> None:
+        put_sink(conn)
+        assert report(conn, error="ConnectionError: refused") == "degraded"
+        assert report(conn, failures=1, error="ConnectionError: still") is None
+        found = sink_of(conn)
+        assert (found["state"], found["error"]) == ("degraded", "ConnectionError: still")
+        assert found["degraded_at"] < found["error_at"]
+        clock.advance(90)
+        assert report(conn) is None
+        assert sink_of(conn)["state"] == "degraded"
+        assert report(conn, 5) == "recovered"
+        assert report(conn, 5) is None
+        found = sink_of(conn)
+        assert (found["state"], found["degraded_at"], found["error"]) == ("working", None, "ConnectionError: still")
+        degraded, recovered = received(conn)
+        assert kinds([degraded, recovered]) == ["sink.degraded", "sink.recovered"]
+        assert {degraded["subject"], recovered["subject"]} == {"sink/bus"}
+        assert degraded["data"] == {"sink": "bus", "kind": "log", "error": "ConnectionError: refused"}
+        assert 90 <= recovered["data"].pop("seconds") < 120
+        assert set(recovered["data"]) == {"sink", "kind", "degraded_at"}
+
+    def test_one_that_took_some_when_it_degraded_and_was_mended_by_hand_recovers(self, conn: Connection) -> None:
+        put_sink(conn, "bus", "nats", options={"url": "nats://a.example"})
+        assert report(conn, 3, error="down") == "degraded"
+        put_sink(conn, "bus", "nats", options={"url": "nats://b.example"})
+        assert report(conn, 5) == "recovered"
+        assert report(conn, 5) is None
+        assert len(events(conn, "sink.recovered")) == 1
+
+    def test_failures_are_counted_and_each_report_of_some_is_in_the_audit(self, conn: Connection) -> None:
+        put_sink(conn)
+        report(conn, failures=3, error="timeout")
+        report(conn, failures=2, error="timeout")
+        report(conn, error="timeout")
+        assert sink_of(conn)["failures"] == 5
+        assert [(each["actor"], each["reason"], each["after"]) for each in audited(conn, "sink.failure")] == [
+            ("bartleby relay", "timeout", {"events": 3, "failures": 3}),
+            ("bartleby relay", "timeout", {"events": 2, "failures": 5}),
+        ]
+
+    def test_a_long_error_is_cut(self, conn: Connection) -> None:
+        put_sink(conn)
+        report(conn, failures=1, error="x" * 100_000)
+        assert len(sink_of(conn)["error"]) == 1000
+        assert len(received(conn)[0]["data"]["error"]) == 1000
+
+    def test_of_a_sink_that_is_gone_nothing_is_said(self, conn: Connection) -> None:
+        assert report(conn, 5, 5, "x") is None
+        assert rows(conn, "select * from bartleby.events") == audited(conn) == []
+
+    @pytest.mark.parametrize("first", ["degraded", "recovered"])
+    def test_of_two_who_report_at_once_one_tells(self, connect: Connect, conn: Connection, first: str) -> None:
+        put_sink(conn)
+        if first == "recovered":
+            report(conn, error="down")
+        published, error = (0, "down") if first == "degraded" else (7, None)
+        one, two = connect(autocommit=False), connect()
+        assert report(one, published, error=error) == first
+        with waiting(conn, two, lambda conn: report(conn, published, error=error), for_whom=one) as second:
+            one.commit()
+            assert second.result() is None
+        assert len(events(conn, f"sink.{first}")) == 1
+        assert sink_of(conn)["published"] == 2 * published
+
+    def test_a_report_and_a_change_of_the_same_sink_do_not_deadlock(self, connect: Connect, conn: Connection) -> None:
+        """Both want the sink and the audit trail: in one order."""
+        put_sink(conn)
+        operator, relay = connect(autocommit=False), connect()
+        change(operator, "discard", *die(conn))
+        with waiting(conn, relay, lambda conn: report(conn, failures=1, error="down"), for_whom=operator) as reporting:
+            operator.execute("set local lock_timeout = '5s'")
+            put_sink(operator, attempts=5)
+            operator.commit()
+            assert reporting.result() == "degraded"
+        assert (sink_of(conn)["attempts"], sink_of(conn)["failures"]) == (5, 1)
+
+    def test_two_workers_bury_while_a_sink_is_reported_on(self, connect: Connect, conn: Connection) -> None:
+        """Emitting waits for no relay, and no relay for those who emit."""
+        put_sink(conn)
+        relay, worker = connect(autocommit=False), connect()
+        report(relay, 1, 1, "down")
+        worker.execute("set lock_timeout = '3s'")
+        die(worker, 3)
+        relay.commit()
+        assert kinds(received(conn)).count("dead_letter.created") == 3
+
+
+class TestRefusals:
+    def test_they_are_dead_letters_of_the_sink(self, conn: Connection) -> None:
+        put_sink(conn)
+        die(conn)
+        told = received(conn)
+        assert refuse(conn, told) == 2
+        found = rows(conn, "select * from bartleby.dead_letters where queue = 'sink.bus' order by message_id")
+        group, letter = column(conn, "select id from bartleby.events where queue = 'q' order by id")
+        assert [each["payload"] for each in found] == [{"event": group}, {"event": letter, "ordinals": [1]}]
+        assert documents(conn, [each["payload"] for each in found]) == told
+        assert [each["key"] for each in found] == [each["id"] for each in told]
+        assert {
+            (each["status"], each["reason"], each["error_type"], each["error"], each["worker"]) for each in found
+        } == {("dead", "terminal", "Refused", "too large", "relay-1")}
+        assert sink_of(conn)["refused"] == 2
+        ledger = rows(conn, "select outcome, verdict, rule from bartleby.attempts where queue = 'sink.bus'")
+        assert ledger == [{"outcome": "rejected", "verdict": "dead", "rule": "the sink refused it"}] * 2
+        assert rows(conn, "select dead, error_type from bartleby.groups where queue = 'sink.bus'") == [
+            {"dead": 2, "error_type": "Refused"}
+        ]
+
+    def test_a_relay_that_was_killed_may_say_it_again(self, conn: Connection) -> None:
+        put_sink(conn)
+        die(conn)
+        told = received(conn)
+        assert refuse(conn, told) == 2
+        assert refuse(conn, told) == 0
+        assert refuse(conn, [*told, *told]) == 0
+        assert sink_of(conn)["refused"] == 2
+
+    def test_the_same_twice_in_one_call_is_one(self, conn: Connection) -> None:
+        put_sink(conn)
+        die(conn)
+        told = received(conn)
+        assert refuse(conn, [*told, *told]) == 2
+
+    def test_of_two_relays_that_say_it_at_once_one_puts_it_aside(self, connect: Connect, conn: Connection) -> None:
+        put_sink(conn)
+        die(conn)
+        told = received(conn)
+        assert refuse(conn, told[:1]) == 1  # so nobody waits to open their group
+        one, two = connect(autocommit=False), connect()
+        assert refuse(one, told[1:]) == 1
+        with waiting(conn, two, lambda conn: refuse(conn, told[1:]), for_whom=one) as second:
+            one.commit()
+            assert second.result() == 0
+        assert sink_of(conn)["refused"] == 2
+
+    def test_who_said_it_need_not_be_known(self, conn: Connection) -> None:
+        put_sink(conn)
+        die(conn)
+        refusals = [{"id": each["id"], "error_type": "Refused"} for each in received(conn)]
+        assert value(conn, "select bartleby.refuse_events('bus', %s)", Jsonb(refusals)) == 2
+        assert column(conn, "select distinct worker from bartleby.dead_letters where queue = 'sink.bus'") == [""]
+
+    def test_they_are_refused_for_one_sink_alone(self, conn: Connection) -> None:
+        put_sink(conn, types=["dead_letter.*"])
+        put_sink(conn, "other", types=["dead_letter.*"])
+        die(conn, 2)
+        assert refuse(conn, received(conn)) == 2
+        assert (sink_of(conn, "other")["refused"], sink_of(conn, "other")["waiting"]) == (0, 1)
+        assert refuse(conn, received(conn, "other"), "other") == 2
+
+    def test_a_sink_that_refuses_everything_is_heard_of_and_comes_to_rest(self, conn: Connection) -> None:
+        """That it refuses is news for others, and for itself: each alarm is one more refusal, and each comes later."""
+        put_sink(conn)
+        put_sink(conn, "alarms", types=["group.*"])
+        die(conn, 30)
+        rounds = 0
+        while told := received(conn):
+            refuse(conn, told)
+            while value(conn, "select bartleby.tally()"):
+                pass
+            rounds += 1
+            assert rounds < 10
+        assert [(each["type"].rpartition(".")[2], each["data"]["queue"]) for each in received(conn, "alarms")] == [
+            ("opened", "q"),
+            ("opened", "sink.bus"),
+            ("escalated", "q"),
+            ("escalated", "sink.bus"),
+        ]
+
+    @pytest.mark.parametrize("by", ["hand", "plan"])
+    def test_they_can_be_replayed_and_are_as_they_were(self, conn: Connection, by: str) -> None:
+        put_sink(conn, include_payload=True)
+        die_of(conn, {"n": 123456789012345678901234567890, "nothing": None})
+        told = received(conn)
+        refuse(conn, told)
+        ids = column(conn, "select message_id from bartleby.dead_letters where queue = 'sink.bus' order by message_id")
+        if by == "hand":
+            change(conn, "replay", *ids)
+        else:
+            started(conn, "queue:sink.bus")
+            steps(conn)
+        assert [each for each in received(conn) if each in told] == told
+        assert set(column(conn, "select status from bartleby.dead_letters where queue = 'sink.bus'")) == {"resolved"}
+
+    def test_what_is_refused_again_after_a_replay_is_seen_again(self, conn: Connection) -> None:
+        put_sink(conn)
+        die(conn)
+        told = received(conn)
+        refuse(conn, told)
+        change(conn, "replay", *column(conn, "select message_id from bartleby.dead_letters where queue = 'sink.bus'"))
+        claimed = claim(conn, 10, "sink.bus")
+        refuse(conn, [each for each in documents(conn, claimed.payloads) if each in told])
+        ack(conn, claimed.lease)
+        assert sink_of(conn)["refused"] == 2
+
+    @pytest.mark.parametrize("deed", ["discard", "resolve"])
+    def test_what_was_settled_and_is_sent_and_refused_once_more_is_seen_again(
+        self, conn: Connection, deed: str
+    ) -> None:
+        put_sink(conn)
+        die(conn)
+        told = received(conn)
+        refuse(conn, told)
+        ids = column(conn, "select message_id from bartleby.dead_letters where queue = 'sink.bus'")
+        if deed == "discard":
+            change(conn, "discard", *ids)
+        else:
+            change(conn, "replay", *ids)
+            drain(conn, "sink.bus")
+        assert sink_of(conn)["refused"] == 0
+        emit_again(conn, [{"event": each["event_id"]} for each in emitted(conn)])
+        refuse(conn, [each for each in received(conn) if each in told])
+        assert sink_of(conn)["refused"] == 2
+
+    def test_one_of_many_is_refused_alone(self, conn: Connection) -> None:
+        put_sink(conn, types=["dead_letter.*"])
+        die(conn, 120)
+        told = received(conn)
+        assert refuse(conn, [told[6], told[119]]) == 2
+        payloads = column(
+            conn, "select payload from bartleby.dead_letters where queue = 'sink.bus' order by message_id"
+        )
+        assert documents(conn, payloads) == [told[6], told[119]]
+
+    @pytest.mark.parametrize("number", ["", "x", "0a0a0a0a", "0a0a0a0a.", "0a0a0a0a.1.2.3", "0a0a0a0a.1; drop", None])
+    def test_what_is_no_id_of_an_event_is_no_letter(self, conn: Connection, number: str | None) -> None:
+        put_sink(conn)
+        assert refuse(conn, [{"id": number}]) == 0
+        assert sink_of(conn)["refused"] == 0
+
+    def test_what_was_erased_is_not_kept_in_them(self, conn: Connection) -> None:
+        put_sink(conn, include_payload=True)
+        die_of(conn, "customer-7's order", key="customer-7", failure={"error": "customer-7 is unknown"})
+        refuse(conn, received(conn))
+        assert value(conn, "select bartleby.erase_key('customer-7', 'ann', 'asked for')") >= 1
+        assert "customer-7" not in json.dumps(rows(conn, "select * from bartleby.dead_letters"), default=str)
+
+
+class TestReconciling:
+    def test_pages_cover_everything_exactly_once(self, conn: Connection) -> None:
+        put_sink(conn)
+        for count in (1, 250, 3, 100):
+            die(conn, count)
+        change(conn, "discard", *column(conn, "select message_id from bartleby.dead_letters"))
+        told = [each["id"] for each in everything(conn)]
+        for limit in (1, 2, 3, 100):
+            after, found = 0, list[Row]()
+            while page := emitted(conn, after, limit):
+                assert len({each["event_id"] for each in page}) <= limit
+                found += page
+                after = page[-1]["event_id"]
+            assert [each["id"] for each in found] == told
+        last = emitted(conn, limit=10_000)[-1]
+        assert [
+            each["id"] for each in documents(conn, [{"event": last["event_id"], "ordinals": [last["ordinal"]]}])
+        ] == [told[-1]]
+
+    def test_they_are_those_that_the_sink_wants(self, conn: Connection) -> None:
+        create(conn, "other")
+        put_sink(conn, types=["dead_letter.*"], queues=["other"])
+        die(conn, 3)
+        die(conn, 2, "other")
+        assert [each["id"] for each in emitted(conn)] == [each["id"] for each in received(conn)]
+
+    def test_they_are_of_the_time(self, conn: Connection, clock: Clock) -> None:
+        put_sink(conn, types=["dead_letter.*"])
+        die(conn)
+        clock.advance(3600)
+        since = value(conn, "select bartleby.clock()")
+        (sent,) = die(conn)
+        clock.advance(3600)
+        until = value(conn, "select bartleby.clock()")
+        die(conn)
+        found = rows(conn, "select * from bartleby.emitted('bus', %s, %s)", since, until)
+        assert [each["id"] for each in found] == [each["id"] for each in received(conn) if about([each], sent)]
+        assert since <= found[0]["created_at"] < until
+
+    def test_what_is_sent_again_has_the_same_ids(self, conn: Connection) -> None:
+        put_sink(conn)
+        die(conn, 3)
+        told = received(conn)
+        group, letters = column(conn, "select id from bartleby.events order by id")
+        assert emit_again(conn, [{"event": letters, "ordinals": [3, 1]}, {"event": group}]) == 2
+        assert drain(conn, "sink.bus") == [{"event": letters, "ordinals": [3, 1]}, {"event": group}]
+        emit_again(conn, [{"event": letters, "ordinals": [3, 1]}, {"event": group, "ordinals": None}])
+        assert received(conn) == [told[1], told[3], told[0]]
+        first = audited(conn, "sink.emit_again")[0]
+        assert (first["actor"], first["reason"], first["after"]) == ("ann", "it was lost", {"references": 2})
+
+    def test_many_are_sent_again_in_their_order(self, conn: Connection) -> None:
+        put_sink(conn)
+        asked = [{"event": number} for number in (*range(500, 0, -1), *range(1, 500))]
+        assert emit_again(conn, asked) == 999
+        assert drain(conn, "sink.bus") == asked
+
+    @pytest.mark.parametrize(
+        "references",
+        [
+            *({}, None, "x", [1], [None], [{}], [{"event": "1"}], [{"event": None}]),
+            *([{"event": 1.5}], [{"event": -1}], [{"event": 10**30}], [{"event": 1, "ordinals": 1}]),
+        ],
+    )
+    def test_what_is_no_reference_is_refused(self, conn: Connection, references: Any) -> None:
+        put_sink(conn)
+        with refused("ZB008", "references"):
+            emit_again(conn, references)
+        assert drain(conn, "sink.bus") == []
+
+
+class TestRemoving:
+    def test_one_for_which_nothing_waits(self, conn: Connection) -> None:
+        put_sink(conn)
+        die(conn)
+        received(conn)
+        remove_sink(conn)
+        assert column(conn, "select name from bartleby.queues") == ["q"]
+        assert column(conn, "select name from bartleby.sinks") == []
+        die(conn)
+        put_sink(conn)
+        assert received(conn) == []
+
+    @pytest.mark.parametrize("mended", ["not", "by hand", "by itself"])
+    def test_that_one_is_gone_that_took_nothing_is_told_to_the_others(
+        self, conn: Connection, clock: Clock, mended: str
+    ) -> None:
+        """They have opened an incident, and nobody else would end it."""
+        put_sink(conn, "bus", "nats", options={"url": "nats://a.example"}, types=["dead_letter.*"])
+        put_sink(conn, "pager", types=["sink.*"])
+        report(conn, error="down")
+        clock.advance(90)
+        if mended == "by hand":  # whether it works was never seen
+            put_sink(conn, "bus", "nats", options={"url": "nats://b.example"})
+        elif mended == "by itself":
+            report(conn, 1)
+        remove_sink(conn)
+        degraded, recovered = received(conn, "pager")
+        assert kinds([degraded, recovered]) == ["sink.degraded", "sink.recovered"]
+        assert recovered["subject"] == degraded["subject"] == "sink/bus"
+        assert recovered["data"].get("removed") is (None if mended == "by itself" else True)
+        assert recovered["data"]["seconds"] >= 90
+
+    def test_whoever_began_before_it_went_can_still_emit(self, connect: Connect, conn: Connection) -> None:
+        put_sink(conn)
+        put_sink(conn, "other", types=["dead_letter.*"])
+        send(conn)
+        claimed = claim(conn)
+        old = connect(autocommit=False)
+        old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        old.execute("select")
+        remove_sink(conn)
+        bury(old, claimed)
+        old.commit()
+        assert about(received(conn, "other"), claimed.ids[0]) == [("created", "1", 1)]
+
+    @pytest.mark.parametrize("what", ["waiting", "refused", "deferred"])
+    def test_one_for_which_something_waits_goes_only_by_force(self, conn: Connection, what: str) -> None:
+        put_sink(conn)
+        die(conn)
+        if what == "refused":
+            refuse(conn, received(conn))
+        elif what == "deferred":
+            release(conn, claim(conn, 10, "sink.bus").lease, delay="1 hour")
+        with refused("ZB009", "sink.bus"):
+            remove_sink(conn)
+        assert sink_of(conn)["refused" if what == "refused" else "waiting"] == 2
+        remove_sink(conn, force=True)
+        assert column(conn, "select name from bartleby.queues") == ["q"]
+        assert rows(conn, "select * from bartleby.dead_letters where queue <> 'q'") == []
+
+    @pytest.mark.parametrize("force", [True, False])
+    @pytest.mark.parametrize("commits", [True, False])
+    def test_it_waits_for_whoever_emits(self, connect: Connect, conn: Connection, force: bool, commits: bool) -> None:
+        put_sink(conn)
+        worker, operator = connect(autocommit=False), connect()
+        send(conn)
+        bury(worker, claim(worker))
+        with waiting(conn, operator, lambda conn: remove_sink(conn, force=force), for_whom=worker) as removing:
+            if commits:
+                worker.commit()
+            else:
+                worker.rollback()
+            if commits and not force:
+                with refused("ZB009", "sink.bus"):
+                    removing.result()
+            else:
+                removing.result()
+        if commits and not force:
+            assert kinds(received(conn)) == ["group.opened", "dead_letter.created"]
+        else:
+            assert column(conn, "select name from bartleby.queues") == ["q"]
+            assert value(conn, "select count(*) from bartleby.log where queue <> 1") == 0
+        assert stats(conn)["dead"] == commits
+
+    def test_whoever_emits_while_it_goes_waits_and_does_not_fail(self, connect: Connect, conn: Connection) -> None:
+        put_sink(conn)
+        operator, worker = connect(autocommit=False), connect()
+        send(conn)
+        claimed = claim(conn)
+        remove_sink(operator)
+        with waiting(conn, worker, lambda conn: bury(conn, claimed), for_whom=operator) as burying:
+            operator.commit()
+            burying.result()
+        assert stats(conn)["dead"] == 1
+        assert value(conn, "select count(*) from bartleby.log where queue <> 1") == 0
+
+    def test_a_breaker_that_opens_meanwhile_does_not_deadlock(self, connect: Connect, conn: Connection) -> None:
+        """Whoever opens one has the table of queues and wants that of sinks."""
+        put_sink(conn)
+        conn.execute("select bartleby.open_breaker('q', 'down', '0')")
+        conn.execute("select bartleby.close_breaker('q', 'ann', 'up')")
+        holder, worker, operator = connect(autocommit=False), connect(), connect()
+        holder.execute("select from bartleby.breaker for update")
+        opening = "select bartleby.open_breaker('q', 'down', '0')"
+        with (
+            waiting(conn, worker, lambda conn: value(conn, opening), for_whom=holder) as opened,
+            waiting(conn, operator, lambda conn: remove_sink(conn, force=True), for_whom=worker) as removed,
+        ):
+            holder.rollback()
+            assert opened.result() is True
+            removed.result()
+        assert column(conn, "select name from bartleby.sinks") == []
+        assert len(events(conn, "breaker.opened")) == 2
+
+    def test_a_plan_that_is_cancelled_meanwhile_does_not_deadlock(self, connect: Connect, conn: Connection) -> None:
+        """Both want the audit trail and the sinks: in one order."""
+        put_sink(conn)
+        number = started(conn, die(conn, 3))
+        operator, another = connect(autocommit=False), connect()
+        operator.execute("select bartleby.pause_queue('q', 'ann', 'wait')")
+        with waiting(conn, another, lambda conn: command(conn, "cancel", number), for_whom=operator) as cancelling:
+            remove_sink(operator, force=True)
+            operator.commit()
+            cancelling.result()
+        assert column(conn, "select name from bartleby.sinks") == []
+        assert len(events(conn, "replay.cancelled")) == 1
+
+    def test_it_does_not_wait_for_ever(self, connect: Connect, conn: Connection) -> None:
+        put_sink(conn)
+        worker = connect(autocommit=False)
+        send(conn)
+        bury(worker, claim(worker))
+        with refused("ZB009", "open transaction"):
+            remove_sink(conn)
+        worker.commit()
+        assert len(received(conn)) == 2
+        remove_sink(conn)
+
+    def test_a_sink_that_is_added_is_for_what_comes_after(self, connect: Connect, conn: Connection) -> None:
+        """Adding one waits for nobody who emits, and nobody waits for it."""
+        worker, operator = connect(autocommit=False), connect()
+        send(conn)
+        bury(worker, claim(worker))
+        operator.execute("set lock_timeout = '3s'")
+        put_sink(operator)
+        worker.commit()
+        (sent,) = die(conn)
+        assert about(received(conn), sent) == [("created", "1", 1)]
+
+
+class TestTheirQueues:
+    def test_their_names_are_reserved(self, conn: Connection) -> None:
+        with refused("ZB002", "sink.mine"):
+            create(conn, "sink.mine")
+        put_sink(conn)
+        with refused("ZB002", "sink.bus"):
+            create(conn, "sink.bus")
+        for force in (False, True):
+            with refused("ZB009", "belongs to a sink"):
+                conn.execute("select bartleby.drop_queue('sink.bus', %s)", [force])
+        assert column(conn, "select name from bartleby.sinks") == ["bus"]
+        create(conn, "sinks")
+        create(conn, "sink")
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            "send('sink.bus', '{\"document\": {}}')",
+            "send('sink.bus', '1', p_delay => '1 hour')",
+            "send_many('sink.bus', '[{\"payload\": 1}]')",
+            "configure_queue('q', '{\"dead_letter_to\": \"sink.bus\"}')",
+            "configure_queue('q', '{\"invalid_to\": \"sink.bus\"}')",
+            "plan_replay('queue:q', 'ann', 'why', p_options => '{\"to\": \"sink.bus\"}')",
+        ],
+    )
+    def test_nobody_else_puts_anything_into_them(self, conn: Connection, call: str) -> None:
+        """What is in there is sent to the world as ours."""
+        put_sink(conn)
+        with pytest.raises(psycopg.Error) as caught:
+            conn.execute(f"select bartleby.{call}".encode())
+        assert (caught.value.sqlstate or "").startswith("ZB")
+        assert drain(conn, "sink.bus") == []
+
+    def test_what_waits_is_never_given_up(self, conn: Connection) -> None:
+        put_sink(conn)
+        policy = row(
+            conn, "select max_attempts, crash_budget, give_up_after, breaker from bartleby.queues where name <> 'q'"
+        )
+        assert policy == {"max_attempts": 32000, "crash_budget": 32000, "give_up_after": None, "breaker": "off"}
+
+
+class TestKeeping:
+    """Events are kept for 30 days, and as long as a sink has not heard of them."""
+
+    @pytest.fixture(autouse=True)
+    def _letters_are_kept_for_long(self, conn: Connection) -> None:
+        create(conn, "q", retention="10 years")
+
+    def prune(self, conn: Connection) -> int:
+        return int(value(conn, "select rows from bartleby.prune() where what = 'events'"))
+
+    def test_what_waits_is_kept(self, conn: Connection, clock: Clock) -> None:
+        die(conn, 3)
+        put_sink(conn, types=["dead_letter.*"])
+        die(conn, 2)
+        clock.advance(31 * DAY)
+        assert self.prune(conn) == 2
+        assert kinds(everything(conn, kind="created")) == ["dead_letter.created"] * 2
+        assert len(received(conn)) == 2
+        assert self.prune(conn) == 1
+
+    def test_without_sinks_they_go_after_their_time(self, conn: Connection, clock: Clock) -> None:
+        die(conn)
+        clock.advance(29 * DAY)
+        assert self.prune(conn) == 0
+        clock.advance(2 * DAY)
+        assert self.prune(conn) == 2
+
+    def test_what_a_relay_holds_is_kept(self, conn: Connection, clock: Clock) -> None:
+        put_sink(conn)
+        die(conn)
+        claimed = claim(conn, 10, "sink.bus", lease="100 days")
+        clock.advance(31 * DAY)
+        assert self.prune(conn) == 0
+        assert len(documents(conn, claimed.payloads)) == 2
+
+    def test_what_is_deferred_is_kept(self, conn: Connection, clock: Clock) -> None:
+        put_sink(conn)
+        die(conn)
+        release(conn, claim(conn, 10, "sink.bus").lease, delay="40 days")
+        clock.advance(31 * DAY)
+        assert self.prune(conn) == 0
+        clock.advance(10 * DAY)
+        assert len(received(conn)) == 2
+
+    def test_what_one_sink_has_and_another_not_is_kept(self, conn: Connection, clock: Clock) -> None:
+        put_sink(conn)
+        put_sink(conn, "slow")
+        die(conn)
+        received(conn)
+        clock.advance(31 * DAY)
+        assert self.prune(conn) == 0
+        assert len(received(conn, "slow")) == 2
+        assert self.prune(conn) == 2
+
+    def test_what_is_tried_again_behind_newer_ones_is_kept(self, conn: Connection, clock: Clock) -> None:
+        put_sink(conn, types=["dead_letter.*"])
+        die(conn)
+        old = claim(conn, 10, "sink.bus")
+        clock.advance(10 * DAY)
+        die(conn)
+        release(conn, old.lease)
+        clock.advance(25 * DAY)
+        self.prune(conn)
+        told = received(conn)
+        assert len(told) == 2
+
+    @pytest.mark.parametrize("deed", ["discard", "hold"])
+    def test_what_was_refused_and_can_be_restored_is_kept(self, conn: Connection, clock: Clock, deed: str) -> None:
+        put_sink(conn, types=["dead_letter.*"])
+        die(conn)
+        told = received(conn)
+        clock.advance(20 * DAY)
+        refuse(conn, told)
+        ids = column(conn, "select message_id from bartleby.dead_letters where queue = 'sink.bus'")
+        change(conn, deed, *ids)
+        clock.advance(11 * DAY)
+        self.prune(conn)
+        change(conn, "restore" if deed == "discard" else "release", *ids)
+        change(conn, "replay", *ids)
+        assert [each for each in received(conn) if each in told] == told
+
+    def test_what_was_sent_again_is_kept(self, conn: Connection, clock: Clock) -> None:
+        put_sink(conn, types=["dead_letter.*"])
+        die(conn)
+        told = received(conn)
+        clock.advance(29 * DAY)
+        emit_again(conn, [{"event": each["event_id"]} for each in emitted(conn)])
+        clock.advance(2 * DAY)
+        self.prune(conn)
+        assert [each["id"] for each in received(conn)] == [each["id"] for each in told]
+
+
+def test_a_sink_that_was_never_told_of_costs_nothing(conn: Connection) -> None:
+    """Whoever emits without sinks writes its event and nothing else."""
+    fail_all(conn, claim_one(conn), verdict="dead")
+    assert value(conn, "select count(*) from bartleby.log where queue <> 1") == 0
+
+
+def claim_one(conn: Connection) -> Any:
+    send(conn)
+    return claim(conn)
