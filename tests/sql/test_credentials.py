@@ -434,8 +434,8 @@ class TestAnswers:
         assert take(conn) == MADE
 
     def test_what_was_asked_for_is_not_kept(self, conn: Connection) -> None:
-        take(conn, "POST /a card 4111")
-        assert "4111" not in str(rows(conn, "select * from bartleby.answer"))
+        take(conn, "POST /a card 4111 1111")
+        assert "4111 1111" not in str(rows(conn, "select * from bartleby.answer"))
 
     def test_an_answer_may_have_no_body(self, conn: Connection) -> None:
         take(conn)

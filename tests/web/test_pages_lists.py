@@ -183,14 +183,14 @@ def test_who_comes_second_is_told_who_has_started_the_plan(
     found = client.find_replay(plan)
     assert found is not None
     asked = {"reason": "go", "hash": found.hash}
-    client.start_replay(plan, actor="ben", reason="the rates are there")
+    client.start_replay(plan, actor="benedikta", reason="the rates are there")
     second = browser.post(f"/operations/{plan}/start", data=asked, headers=SAME)
     assert second.status_code == 409
-    assert "started by ben" in second.text
+    assert "started by benedikta" in second.text
     # whoever is held to some queues may not read the audit
     held = client_as("operator", ["orders"]).post(f"/operations/{plan}/start", data=asked, headers=SAME)
     assert held.status_code == 409
-    assert "ben" not in held.text
+    assert "benedikta" not in held.text
 
 
 def test_versions_of_a_large_group_say_of_how_many_letters_they_are(browser: TestClient, client: Client) -> None:
