@@ -25,7 +25,7 @@ demo: $(VENV)/demo
 test: $(VENV)/installed
 	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 &
 	@$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 5 --dist worksteal $(PYTEST_ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -50,17 +50,17 @@ chaos: $(VENV)/installed
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 
-# What the package needs to run, and no more: the demo is the first minute.
+# What the package needs to run, and no more: the demo is the first minute. Python compiles what is used when it is used.
 $(VENV)/demo: pyproject.toml
 	@$(MAKE) --no-print-directory system WANTED=
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[speed,dev,web]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[speed,dev,web]'
 	@touch $@
 
 $(VENV)/installed: pyproject.toml
 	@$(MAKE) --no-print-directory system
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[contributor]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[contributor]'
 	@touch $@
 
 # What pip cannot bring. Only root on a Debian is helped, and told so; everybody else is told what is missing.
