@@ -50,7 +50,7 @@ chaos: $(VENV)/installed
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 
-# What the package needs to run, and no more: the demo is the first minute. Python compiles what is used when it is used.
+# What the package needs to run, and no more: the demo is the first minute. Python compiles what is used, once it is.
 $(VENV)/demo: pyproject.toml
 	@$(MAKE) --no-print-directory system WANTED=
 	$(PYTHON) -m venv $(VENV)
