@@ -65,7 +65,6 @@ class Client(Runner):
             connection_class=Pooled,
             configure=Pooled.configure,
             check=Pooled.check,
-            reset=Pooled.reset,
             **pool_options(self._settings),
         )
 

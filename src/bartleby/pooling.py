@@ -2,6 +2,7 @@
 
 import select
 import time
+from types import TracebackType
 from typing import Any, LiteralString
 
 import psycopg
@@ -69,10 +70,13 @@ class Pooled(psycopg.Connection[Any]):
         if _doubtful(connection):
             ConnectionPool.check_connection(connection)
 
-    @staticmethod
-    def reset(connection: "Pooled") -> None:
+    # Not the pool's `reset`: for that a thread takes it back, later, and drops it if the pool is closed by then.
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Remember when it was used."""
-        connection.used_at = time.monotonic()
+        super().__exit__(kind, raised, trace)
+        self.used_at = time.monotonic()
 
 
 class AsyncPooled(psycopg.AsyncConnection[Any]):
@@ -96,6 +100,7 @@ class AsyncPooled(psycopg.AsyncConnection[Any]):
         if _doubtful(connection):
             await AsyncConnectionPool.check_connection(connection)
 
+    # In a task of the pool's own: whoever used it may be cancelled, and it is to come back all the same
     @staticmethod
     async def reset(connection: "AsyncPooled") -> None:
         """Remember when it was used."""

@@ -15,6 +15,7 @@ from bartleby.config import Settings
 from bartleby.errors import NoConnection
 from bartleby.surfaces.pools import Pools
 from bench import pooler
+from tests.integration.worker_kit import until
 
 WHO = Call("select current_user || ' ' || current_setting('statement_timeout')", (), scalar)
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -197,3 +198,14 @@ def test_when_all_connections_are_busy_it_says_so(dsn: str, pools: Callable[...,
     with both.operating.transaction(), both.operating.transaction(), pytest.raises(NoConnection, match="all 2"):
         both.operating.queues()
     assert both.operating.queues() == []
+
+
+def test_what_is_closed_right_after_a_call_leaves_no_connection(
+    dsn: str, conn: Connection, pools: Callable[..., Pools]
+) -> None:
+    for _ in range(20):
+        both = pools(dsn)
+        assert both.reader.run(WHO) == "bartleby_reader 10s"
+        both.close()
+    connected = "select from pg_stat_activity where datname = current_database() and application_name like 'bartleby %'"
+    until(lambda: conn.execute(connected).rowcount == 0, seconds=5)

@@ -82,7 +82,6 @@ class RoleClient(Client):
             connection_class=Pooled,
             configure=self._configure,
             check=self._check,
-            reset=Pooled.reset,
             **_options(self._settings, self._program),
         )
 

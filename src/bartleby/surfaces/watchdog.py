@@ -51,11 +51,15 @@ class Watchdog:
                 if not self._due and not self._changed.wait_for(lambda: self._due, _IDLE_SECONDS):
                     self._awake = False
                     return
-                now = time.monotonic()
-                for due, connection in self._due.values():
-                    if due < now:
-                        _shut(connection)
+                self._shut_late()
             time.sleep(_LOOK_SECONDS)
+
+    # a method of its own, after which no variable of the thread keeps a connection
+    def _shut_late(self) -> None:
+        now = time.monotonic()
+        for due, connection in self._due.values():
+            if due < now:
+                _shut(connection)
 
 
 def _shut(connection: Pooled) -> None:
