@@ -25,7 +25,7 @@ demo: $(VENV)/demo
 test: $(VENV)/installed
 	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 &
 	@$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest -n 5 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

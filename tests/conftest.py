@@ -36,7 +36,7 @@ pytest.register_assert_rewrite("tests.property", "tests.chaos", "tests.sql", "te
 # Whoever starts the tests in the background has Ctrl-C ignored, and so would have every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes is no property of what is tested, and five test processes share the machine.
+# How long an example takes is no property of what is tested, and four test processes share the machine.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
 
