@@ -8,6 +8,7 @@
 Each verb is a method that runs its call, or awaits it.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Self, TypeVar
@@ -85,9 +86,10 @@ class Client(Runner):
 
     @contextmanager
     def _connected(self) -> Iterator[Pooled]:
-        self._pool.open()
+        pool = self._pool
+        pool.open()
         try:
-            with translated(), self._pool.connection() as connection:
+            with translated(), pool.connection() as connection:
                 yield connection
         except PoolTimeout:
             raise self._no_connection() from None
@@ -184,6 +186,7 @@ class AsyncClient(AsyncRunner):
 
     async def close(self) -> None:
         """Close all connections."""
+        await asyncio.sleep(0)  # for those that the pool's task is about to take back: closed, it forgets them
         await self._pool.close()
 
     async def __aenter__(self) -> Self:

@@ -70,7 +70,7 @@ class Pooled(psycopg.Connection[Any]):
         if _doubtful(connection):
             ConnectionPool.check_connection(connection)
 
-    # Not the pool's `reset`: for that a thread takes it back, later, and drops it if the pool is closed by then.
+    # Not the pool's `reset`: for that a thread takes it back, later, and forgets it unclosed if the pool is closed.
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -100,7 +100,7 @@ class AsyncPooled(psycopg.AsyncConnection[Any]):
         if _doubtful(connection):
             await AsyncConnectionPool.check_connection(connection)
 
-    # In a task of the pool's own: whoever used it may be cancelled, and it is to come back all the same
+    # In a task of the pool's own: whoever used it may be cancelled, and it is to come back all the same.
     @staticmethod
     async def reset(connection: "AsyncPooled") -> None:
         """Remember when it was used."""

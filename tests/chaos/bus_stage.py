@@ -53,10 +53,10 @@ class Burial:
         self._pause = BATCH / rate
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._began = time.monotonic()
+        self._began = self._due = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._began = time.monotonic()
+        self._began = self._due = time.monotonic()
         self._thread.start()
         return self
 
@@ -73,8 +73,9 @@ class Burial:
         return self.rate
 
     def calm_down(self) -> None:
-        """Go on with a tenth of the rate."""
+        """Go on with a tenth of the rate, and without what is overdue."""
         self._pause *= 10
+        self._due = time.monotonic()
 
     def so_far(self) -> dict[int, float]:
         """Return who has died, and when."""
@@ -83,7 +84,6 @@ class Burial:
 
     def _run(self) -> None:
         opened: Client | None = None
-        due = time.monotonic()
         while not self._ending.is_set():
             try:
                 opened = opened or Client(self._dsn)
@@ -93,8 +93,8 @@ class Burial:
                     opened.close()
                 opened = None
                 self._ending.wait(0.1)
-            due += self._pause
-            self._ending.wait(max(0.0, due - time.monotonic()))
+            self._due += self._pause
+            self._ending.wait(max(0.0, self._due - time.monotonic()))
         if opened is not None:
             opened.close()
 

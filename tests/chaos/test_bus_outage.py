@@ -98,7 +98,7 @@ def test_all_buses_are_down_at_once(dsn: str, tmp_path: Path, seconds: float) ->
                 on.becomes("degraded", name)
             until(lambda: burial.so_far().keys() <= tail.told.keys(), "the other sink waits for these")
             worked = relay.worked()
-            burial.calm_down()
+            burial.calm_down()  # it is the backlog of five buses that takes the time
             for on in every.values():
                 on.loop.run(on.bus.start())
             for name, on in every.items():

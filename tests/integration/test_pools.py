@@ -1,19 +1,23 @@
 """Two ways to the database, each as a role that can do no more."""
 
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
 
-from bartleby import Client, dev
+from bartleby import AsyncClient, Client, dev
 from bartleby.answers import scalar
 from bartleby.calls import Call
 from bartleby.config import Settings
 from bartleby.errors import NoConnection
+from bartleby.pooling import Pooled, rows
 from bartleby.surfaces.pools import Pools
+from bartleby.surfaces.watchdog import Watchdog
 from bench import pooler
 from tests.integration.worker_kit import until
 
@@ -205,7 +209,31 @@ def test_what_is_closed_right_after_a_call_leaves_no_connection(
 ) -> None:
     for _ in range(20):
         both = pools(dsn)
-        assert both.reader.run(WHO) == "bartleby_reader 10s"
+        with both.reader._connected() as kept:
+            assert rows(kept, WHO.text, ()) == [("bartleby_reader 10s",)]
         both.close()
+        assert kept.closed
+        del kept
     connected = "select from pg_stat_activity where datname = current_database() and application_name like 'bartleby %'"
     until(lambda: conn.execute(connected).rowcount == 0, seconds=5)
+
+
+async def test_an_asynchronous_client_that_is_closed_right_after_a_call_leaves_none_either(dsn: str) -> None:
+    client = AsyncClient(dsn)
+    async with client._connected() as kept:
+        await kept.execute("select 1")
+    await client.close()
+    assert kept.closed
+
+
+def test_a_watchdog_keeps_no_connection() -> None:
+    class Connection:
+        """It is only kept."""
+
+    watchdog = Watchdog()
+    watched = Connection()
+    with watchdog.within(cast("Pooled", watched), 60):
+        time.sleep(0.4)  # it looks every quarter of a second
+    gone = weakref.ref(watched)
+    del watched
+    until(lambda: gone() is None, seconds=5)
