@@ -1,5 +1,6 @@
 """Upkeep: who does it, what it forgets, and what a queue that hands out nothing is waiting for."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.sql.support import (
     Connect,
     Connection,
     ack,
+    await_true,
     claim,
     column,
     create,
@@ -24,6 +26,15 @@ from tests.sql.support import (
 )
 
 DAY = 86400
+# Somebody who sets test.pause has the time in hand for so long before they use it.
+SLOW_CLOCK = """
+create or replace function bartleby.clock() returns timestamptz language plpgsql as $$
+declare v_now timestamptz := clock_timestamp();
+begin
+  perform pg_sleep(current_setting('test.pause')::float8) where current_setting('test.pause', true) <> '';
+  return v_now;
+end $$
+"""
 KINDS = (
     "handled",
     "events",
@@ -92,6 +103,26 @@ class TestDuty:
     def test_leaving_what_nobody_holds(self, conn: Connection) -> None:
         self.leave(conn)
         assert self.take(conn)
+
+    @pytest.mark.parametrize("before", ["free", "lapsed", "held"])
+    def test_who_is_slow_does_not_take_it_from_who_has_just_taken_it(
+        self, conn: Connection, connect: Connect, before: str
+    ) -> None:
+        """What the slow one knows of the time is older than the duty: that is no clock set back."""
+        if before != "free":
+            assert self.take(conn)
+        if before == "lapsed":
+            conn.execute("update bartleby.duty set taken_at = taken_at - interval '1h', until = until - interval '1h'")
+        conn.execute(SLOW_CLOCK)
+        slow = connect()
+        slow.execute("set test.pause = '0.4'")
+        with ThreadPoolExecutor(1) as other:
+            taken = other.submit(self.take, slow, "b")
+            asleep = "select wait_event = 'PgSleep' from pg_stat_activity where pid = %s"
+            await_true(lambda: value(conn, asleep, slow.info.backend_pid))
+            assert self.take(conn)
+            assert not taken.result(30)
+        assert value(conn, "select bartleby.on_duty('upkeep')") == "a"
 
     def test_a_clock_set_back_does_not_keep_it_for_ever(self, conn: Connection, clock: Clock) -> None:
         assert self.take(conn)

@@ -14,7 +14,7 @@ language plpgsql security definer set search_path = pg_catalog, bartleby, pg_tem
 as $$
 declare
   v_duty bartleby.duty;
-  v_now timestamptz := bartleby.clock();
+  v_now timestamptz;
 begin
   if coalesce(p_duty, '') = '' or coalesce(p_holder, '') = '' or p_for is null
     or p_for not between interval '100 milliseconds' and interval '100 years' then
@@ -22,7 +22,8 @@ begin
   end if;
   -- a look without a lock first: those who do not get it write nothing
   select * into v_duty from bartleby.duty d where d.name = p_duty;
-  if not found then
+  v_now := bartleby.clock();  -- after the look, as below: who took it meanwhile would seem to be of the future
+  if v_duty.name is null then
     insert into bartleby.duty (name, holder, taken_at, until) values (p_duty, p_holder, v_now, v_now + p_for)
     on conflict (name) do nothing;
     return found;
@@ -31,7 +32,7 @@ begin
   end if;
   update bartleby.duty d set holder = p_holder, taken_at = v_now, until = v_now + p_for
   where d.name = (select f.name from bartleby.duty f where f.name = p_duty for no key update skip locked)
-    and (d.holder = p_holder or v_now not between d.taken_at and d.until);
+    and (d.holder = p_holder or bartleby.clock() not between d.taken_at and d.until);
   return found;
 exception when lock_not_available then
   return false;
