@@ -6,6 +6,7 @@ template  the name of a database with the SQL core in it, installed once (sessio
 dsn       a fresh copy of the template, dropped afterwards
 conn      an autocommit connection to it
 connect   opens more connections to it, and closes them all at the end
+wait_for  waits until something is so; is_waiting says whether a session of the database waits for a lock
 """
 
 import base64
@@ -130,6 +131,30 @@ def connect(dsn: str) -> Iterator[Callable[..., Connection]]:
 @pytest.fixture
 def conn(connect: Callable[..., Connection]) -> Connection:
     return connect()
+
+
+@pytest.fixture
+def wait_for() -> Callable[[Callable[[], object]], None]:
+    """Wait until something is so."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, "waited in vain"
+            time.sleep(0.005)
+
+    return wait
+
+
+@pytest.fixture
+def is_waiting(conn: Connection) -> Callable[[], bool]:
+    """Whether a session of this database waits for a lock."""
+
+    def look() -> bool:
+        query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        return conn.execute(query).rowcount > 0
+
+    return look
 
 
 def cheapen_logins(server: dev.Server) -> None:

@@ -2,11 +2,9 @@
 
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 from click.testing import CliRunner
 
@@ -55,28 +53,6 @@ def way(request: pytest.FixtureRequest, dsn: str) -> Iterator[Way]:
     address = request.getfixturevalue("pooled_dsn") if "pgbouncer" in request.param else dsn
     with WAYS[request.param](address) as opened:
         yield opened
-
-
-@pytest.fixture
-def wait_for() -> Callable[[Callable[[], object]], None]:
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.005)
-
-    return wait
-
-
-@pytest.fixture
-def is_waiting(conn: psycopg.Connection[tuple[object, ...]]) -> Callable[[], bool]:
-    """Whether a session of this database waits for a lock."""
-
-    def look() -> bool:
-        query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-        return conn.execute(query).rowcount > 0
-
-    return look
 
 
 @pytest.fixture

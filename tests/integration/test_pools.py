@@ -4,13 +4,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import psycopg
 import pytest
 
-from bartleby import AsyncClient, Client, dev
+from bartleby import AsyncClient, Client
 from bartleby.answers import scalar
 from bartleby.calls import Call
 from bartleby.config import Settings
@@ -18,22 +17,10 @@ from bartleby.errors import NoConnection
 from bartleby.pooling import Pooled, rows
 from bartleby.surfaces.pools import Pools
 from bartleby.surfaces.watchdog import Watchdog
-from bench import pooler
 from tests.integration.worker_kit import until
 
 WHO = Call("select current_user || ' ' || current_setting('statement_timeout')", (), scalar)
 Connection = psycopg.Connection[tuple[Any, ...]]
-
-
-@pytest.fixture(scope="session")
-def pgbouncer(server: dev.Server, scratch: Path) -> Iterator[int]:
-    with pooler.pgbouncer(server, scratch) as port:
-        yield port
-
-
-@pytest.fixture
-def pooled_dsn(pgbouncer: int, server: dev.Server, dsn: str) -> str:
-    return dsn.replace(f":{server.port}/", f":{pgbouncer}/")
 
 
 @pytest.fixture

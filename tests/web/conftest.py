@@ -8,10 +8,8 @@ client_as   opens a client of it with a token of a role, held to some queues or 
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 
-import psycopg
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -81,27 +79,3 @@ def client_as(dsn: str, guarded: FastAPI) -> Iterator[ClientAs]:
             return opened.enter_context(visiting(guarded, Authorization=f"Bearer {token}"))
 
         yield open_one
-
-
-@pytest.fixture
-def wait_for() -> Callable[[Callable[[], object]], None]:
-    """Wait until something is so."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.005)
-
-    return wait
-
-
-@pytest.fixture
-def is_waiting(conn: psycopg.Connection[tuple[object, ...]]) -> Callable[[], bool]:
-    """Whether a session of this database waits for a lock."""
-
-    def look() -> bool:
-        query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-        return conn.execute(query).rowcount > 0
-
-    return look
