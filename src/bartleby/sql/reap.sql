@@ -26,9 +26,8 @@ begin
     return query select v_queue.name, r.* from bartleby.reap_queue(v_queue) r;
   end loop;
   -- a sender that stays open may hold a key: it is left for later
-  delete from bartleby.unique_key u where (u.queue, u.key) in (
-    select k.queue, k.key from bartleby.unique_key k where k.until < v_now order by k.until limit 10000
-    for update skip locked);
+  delete from bartleby.unique_key u where u.ctid = any (array(
+    select k.ctid from bartleby.unique_key k where k.until < v_now order by k.until limit 10000 for update skip locked));
   perform bartleby.end_pauses(v_now);
 end $$;
 comment on function bartleby.reap() is
@@ -69,7 +68,7 @@ begin
     select l.id, l.pending from bartleby.lease l
     where l.id > coalesce(v_sweep.upto, bartleby.lease_floor(p_queue.id)) and l.id <= v_newest
     union all
-    select l.id, l.pending from unnest(v_sweep.open) o join bartleby.lease l on l.id = o and l.id <= v_sweep.upto) l;
+    select l.id, l.pending from bartleby.lease l where l.id = any (v_sweep.open) and l.id <= v_sweep.upto) l;
   delete from bartleby.lease l where l.id = any (v_settled);
   for v_lease in
     select * from bartleby.lease l where l.id = any (v_open) and l.until < v_now and not isempty(l.pending)
@@ -82,7 +81,7 @@ begin
     return next;
   end loop;
   if v_newest - 1 is distinct from v_sweep.upto or v_open is distinct from v_sweep.open then
-    delete from bartleby.sweep s where s.id = v_sweep.id;
+    delete from bartleby.sweep s where s.queue = v_sweep.queue and s.id = v_sweep.id;
     insert into bartleby.sweep (queue, upto, open, looked_back_at, looked_back_xid)
     values (p_queue.id, v_newest - 1, v_open, coalesce(v_sweep.looked_back_at, v_now),
       coalesce(v_sweep.looked_back_xid, 0));
@@ -133,7 +132,8 @@ begin
   if v_passed and not pg_try_advisory_xact_lock(p_queue.lock_key) then
     return;
   end if;
-  update bartleby.sweep s set looked_back_at = p_now, looked_back_xid = v_xmin where s.queue = p_queue.id;
+  update bartleby.sweep s set looked_back_at = p_now, looked_back_xid = v_xmin where s.queue = p_queue.id and s.id = (
+    select n.id from bartleby.sweep n where n.queue = p_queue.id order by n.id desc limit 1);
   if v_passed then
     v_reader := bartleby.reader(p_queue.id);
     insert into bartleby.lease (id, granted_at, until, upper, due_at, due_id, holes_since, worker, pending, late, holes,

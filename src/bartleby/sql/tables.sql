@@ -175,14 +175,14 @@ create index if not exists hole_queue on bartleby.hole (queue, id);
 
 create table if not exists bartleby.sweep (
   queue integer not null,
-  id bigint generated always as identity primary key,
+  id bigint generated always as identity,
   upto bigint not null,
   open bigint[] not null,
   looked_back_at timestamptz not null,
-  looked_back_xid bigint not null
+  looked_back_xid bigint not null,
+  primary key (queue, id)
 );
 comment on table bartleby.sweep is 'how far reap() has looked through the leases, and which it found open';
-create index if not exists sweep_queue on bartleby.sweep (queue, id);
 
 create table if not exists bartleby.reaping ();
 comment on table bartleby.reaping is 'locked by whoever reaps: unlike an advisory lock, no stranger can hold it';
