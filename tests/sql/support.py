@@ -47,6 +47,20 @@ def value(conn: Connection, query: LiteralString, *parameters: Any) -> Any:
     return found[0]
 
 
+def pages_read(conn: Connection, query: LiteralString, *parameters: Any) -> int:
+    """Return how many pages a query reads, and undo it.
+
+    The first look reads the catalog, and new statistics, which may come at any time, have it planned anew: so it is the
+    least of three.
+    """
+    looks = []
+    for _ in range(3):
+        with conn.transaction(force_rollback=True):
+            top = value(conn, "explain (analyze, buffers, format json) " + query, *parameters)[0]["Plan"]
+        looks.append(top["Shared Hit Blocks"] + top["Shared Read Blocks"])
+    return int(min(looks))
+
+
 def create(conn: Connection, name: str = "q", **policy: Any) -> None:
     conn.execute("select bartleby.create_queue(%s, %s)", [name, Jsonb(policy)])
 

@@ -8,6 +8,7 @@ from tests.sql.support import (
     column,
     create,
     fail_all,
+    pages_read,
     refused,
     row,
     send,
@@ -104,8 +105,6 @@ def test_asking_costs_the_same_beside_many(conn: Connection) -> None:
         " select 'c', 'id:' || n, 1, now() from generate_series(1, 20000) n"
     )
     conn.execute("analyze bartleby.handled")
-    handled(conn, "id:1")
-    asked = "explain (analyze, buffers, format json) select bartleby.handled_keys('c', array['id:1', 'id:2', 'none'])"
-    plan = value(conn, asked)[0]["Plan"]
-    assert plan["Actual Rows"] == 2
-    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 40
+    asked = "select bartleby.handled_keys('c', array['id:1', 'id:2', 'none'])"
+    assert len(column(conn, asked)) == 2
+    assert pages_read(conn, asked) < 40
