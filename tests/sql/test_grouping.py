@@ -1,6 +1,5 @@
 """Merge and split: rules correct what fingerprints judge wrongly, for letters that are there and those to come."""
 
-import math
 import time
 from typing import Any
 
@@ -551,16 +550,20 @@ def test_a_crowd_moves_in_the_time_of_its_size(conn: Connection, connect: Connec
     for table in ("dead_letter", "failure_group"):
         conn.execute(f"alter table bartleby.{table} set (autovacuum_enabled = off)".encode())
     holder = connect(autocommit=False)
-    spent: dict[int, float] = {}
-    for attempt, count in enumerate((500, 500, 500, 5_000)):
-        source, target = crowd(conn, f"f{attempt}", count)
+    spent = {}
+    for count in (500, 5_000):
+        source, target = crowd(conn, f"f{count}", count)
         if deed == "regroup":
             holder.execute("select from bartleby.dead_letter where group_id = %s for update", [source])
             assert merge(conn, [source], target) == 0
             holder.rollback()
-        began = time.perf_counter()
-        assert (regroup(conn) if deed == "regroup" else merge(conn, [source], target)) == count
-        spent[count] = min(time.perf_counter() - began, spent.get(count, math.inf))
+        looks = []
+        for undone in (True, True, True, False):
+            began = time.perf_counter()
+            with conn.transaction(force_rollback=undone):
+                assert (regroup(conn) if deed == "regroup" else merge(conn, [source], target)) == count
+            looks.append(time.perf_counter() - began)
+        spent[count] = min(looks)
     assert spent[5_000] < 35 * spent[500], spent  # a hundred times as long if each looked at all others
 
 
