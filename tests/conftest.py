@@ -48,6 +48,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 INSTALL = Path(dev.__file__).parent / "sql" / "install.sql"
 SETTINGS = {
+    # it comes when it likes, and what it does is seen: its transactions in every snapshot, new statistics in every plan
+    "autovacuum": "off",
     "fsync": "off",
     "max_connections": "200",
     "max_prepared_transactions": "50",

@@ -13,7 +13,6 @@ import contextlib
 import gc
 import itertools
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from bartleby.surfaces.web import ConsoleSettings, console
 from tests.browser.shop import bury, furnish
 from tests.conftest import database_dsn
 from tests.integration.worker_kit import working
+from tests.sinks.servers import free_port
 
 _SHELL = "/usr/bin/chromium-headless-shell"  # takes a third less of the processor than the browser with its windows
 CHROMIUM = os.environ.get("BARTLEBY_CHROMIUM", _SHELL if os.access(_SHELL, os.X_OK) else "/usr/bin/chromium")
@@ -113,13 +113,6 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

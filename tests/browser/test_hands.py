@@ -80,7 +80,7 @@ def test_a_finger_that_has_tapped_a_row_does_not_hold_the_list(site: Site, look:
     report("worker-b")
     page = is_live(look.at(f"{site.url}/workers", has_touch=True, is_mobile=True))
     page.locator("[data-row] .second").first.tap()
-    assert page.locator("[data-row]:hover").count() == 1
+    expect(page.locator("[data-row]:hover")).to_have_count(1)
     report("worker-a")
     is_held = page.evaluate("""() => new Promise((told) => {
         addEventListener("htmx:before:request", (event) => told(event.defaultPrevented), { once: true });
@@ -152,8 +152,7 @@ def test_who_is_asked_on_a_phone_sees_first_what_and_no_is_on_the_key(
     box = page.get_by_label(f"Select letter {letters[0]}", exact=True).bounding_box()
     assert box is not None
     assert min(box["width"], box["height"]) >= 24
-    page.keyboard.press("*")
-    page.keyboard.press("a")
+    page.keyboard.type("*a")
     expect(page.locator("[data-selected]")).to_have_text("12 selected")
     page.get_by_role("button", name="Discard 12 …").click()
     expect(page.get_by_role("link", name="Leave them alone")).to_be_focused()

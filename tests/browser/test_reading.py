@@ -163,8 +163,7 @@ def test_a_wrong_filter_points_at_the_place(shop: Site, glance: Glance) -> None:
 def test_keys_go_everywhere_and_do_nothing_by_accident(shop: Site, look: Look) -> None:
     page = look.at(place(shop, "now"))
     is_live(page)
-    page.keyboard.press("g")
-    page.keyboard.press("l")
+    page.keyboard.type("gl")
     page.wait_for_url(re.compile("/letters$"))
     page.keyboard.press("j")
     page.keyboard.press("j")

@@ -121,6 +121,11 @@ def test_three_bugs_are_three_groups_however_often_they_strike(dsn: str, tmp_pat
         assert len(set(on.column("select fingerprint from bartleby.groups"))) == 3
 
 
+def at_work(on: Stage) -> int | None:
+    """A worker whose handler has begun something and has not ended it."""
+    return next((run.worker for run in reversed(Book(on.folder).runs) if run.ended is None), None)
+
+
 @pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=SLOW)])
 def test_redeliveries_of_what_is_handled_have_one_effect(dsn: str, tmp_path: Path, rounds: int) -> None:
     with stage(dsn, tmp_path) as on:
@@ -128,15 +133,15 @@ def test_redeliveries_of_what_is_handled_have_one_effect(dsn: str, tmp_path: Pat
         with on.admin() as conn:
             conn.execute(f"create table {EFFECTS} (value text)".encode())
         pids = [on.start(queues=[ONCE]) for _ in range(3)]
+        until(lambda: len(on.told("worker.started")) == len(pids), on.logs)
         values = []
         for number in range(rounds):
             plans = [{"v": f"{number}.{k}", "ms": 300} for k in range(30)]
             values += [plan["v"] for plan in plans]
             send(on, ONCE, plans)
-            until(lambda: len(on.told("worker.started")) == len(pids), on.logs)
-            time.sleep(0.1)
-            for _ in range(2):
-                freeze_two(on)
+            until(lambda: at_work(on), on.logs)
+            freeze_two(on, at_work(on))
+            freeze_two(on)
         drained(on, 60)
         book = Book(on.folder)
         effects = Counter(on.column(f"select value from {EFFECTS}"))

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -142,8 +143,9 @@ def can_connect(dsn: str) -> bool:
 
 
 def first_completions(on: Stage, report: Report) -> None:
-    """Something that began after the server came back is settled soon."""
+    """Something that began after the server came back is settled soon; the machine may add to it, but not each time."""
     book = Book(on.folder)
+    waits = []
     for fault in on.faults:
         fresh = [
             settling.answered
@@ -151,8 +153,10 @@ def first_completions(on: Stage, report: Report) -> None:
             if run.begun > fault.until and (settling := run.settled()) and settling.answered
         ]
         assert fresh, report
-        log.info("first completion %.2f s after the server was back", min(fresh) - fault.until)
-        assert min(fresh) - fault.until < BACK
+        waits.append(min(fresh) - fault.until)
+        log.info("first completion %.2f s after the server was back", waits[-1])
+    assert statistics.median(waits) < BACK, waits
+    assert max(waits) < BACK + NOISE, waits
 
 
 def ports(conn: Connection, name: str) -> set[int]:

@@ -12,6 +12,7 @@ Lines of JSON in CHAOS_FOLDER/<pid>.ran, each written at once, so that a killed 
     U time try error                                                nobody knows
     C time lease                                                    a claim left that was granted this lease
     A time lease value                                              a claim handed out a message that has to run alone
+    T time until                                                    the whole process stood still
 
 The clock is the system's monotonic one, the same for every process.
 """
@@ -22,6 +23,7 @@ import itertools
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +66,18 @@ def ledger(pid: int, opened: dict[int, int] = {}) -> int:  # noqa: B006 - one fo
     if pid not in opened:
         opened[pid] = os.open(FOLDER / f"{pid}.ran", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     return opened[pid]
+
+
+def watch_the_time() -> None:
+    """Who gets no processor cannot renew a lease: that is nobody's fault, and is written down."""
+    while True:
+        slept = time.monotonic()
+        time.sleep(0.1)
+        if (woke := time.monotonic()) - slept > 0.6:
+            write("T", slept, woke)
+
+
+threading.Thread(target=watch_the_time, daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -84,6 +84,7 @@ class Book:
         self.alone: dict[str, list[int]] = defaultdict(list)
         """The leases under which a message was handed out to run alone."""
         self.claimed: dict[int, float] = {}
+        self.starved: list[Fault] = []
         for path in folder.glob("*.ran"):
             self._read(int(path.stem), path)
         self.runs.sort(key=lambda run: run.begun)
@@ -114,6 +115,8 @@ class Book:
                 self.claimed[number] = time
             elif word == "A":
                 self.alone[rest[0]].append(number)
+            elif word == "T":
+                self.starved.append(Fault("starved", time, number, worker))
             elif word in {"E", "F", "X"}:
                 runs[number].ended, runs[number].how = time, word
             else:

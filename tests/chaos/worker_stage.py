@@ -106,7 +106,7 @@ class Stage:
     def report(self, dead: set[str]) -> Report:
         lapsed = {entry["lease_id"] for entry in self.told("lease.lost")} if self.may_lose_leases else set()
         book = Book(self.folder)
-        report = judge(book, Sent.read(self.folder), self.faults, dead=dead, lapsed=lapsed)
+        report = judge(book, Sent.read(self.folder), [*self.faults, *book.starved], dead=dead, lapsed=lapsed)
         report.recoveries = list(self._recoveries(book))
         log.info("%s", report)
         return report

@@ -195,13 +195,13 @@ def test_the_janitor_reaps_until_it_is_told_to_stop_and_leaves_the_duty(
     client.claim("orders", "web-1:44", lease=0.1)
     environment = {**os.environ, "BARTLEBY_DSN": dsn}
     words = [*PROGRAM, "janitor", "--log", "json"]
-    with subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        wait_for(lambda: client.queues()[0].leased == 0)
+    said = tmp_path / "said"
+    with said.open("w") as stderr, subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=stderr) as process:
+        wait_for(lambda: client.queues()[0].leased == 0 and "lease.reaped" in said.read_text())
         assert client.take_duty(DUTY, "somebody else", 1) is False
         process.send_signal(number)
-        _, said = process.communicate(timeout=30)
-    assert process.returncode == 0
-    told = [json.loads(line) for line in said.splitlines()]
+        assert process.wait(timeout=30) == 0
+    told = [json.loads(line) for line in said.read_text().splitlines()]
     assert (told[0]["event"], told[-1]["event"]) == ("janitor.started", "janitor.stopped")
     assert [each["queue"] for each in told if each["event"] == "lease.reaped"] == ["orders"]
     assert client.take_duty(DUTY, "somebody else", 1) is True

@@ -707,10 +707,10 @@ def test_a_handler_that_swallows_its_end_still_times_out(app: Bartleby, conn: Co
 def test_a_timeout_reaches_the_right_message_and_no_later_one(app: Bartleby, conn: Conn) -> None:
     """The exception raised in a thread from outside must not hit what the thread does next."""
 
-    @app.handler("orders", timeout=0.25, retry={"max_attempts": 1}, concurrency=2)
+    @app.handler("orders", timeout=1, retry={"max_attempts": 1}, concurrency=2)
     def handle(message: Message) -> None:
-        if message.payload % 10 == 0:
-            deadline = time.monotonic() + 1
+        if message.payload % 20 == 0:
+            deadline = time.monotonic() + 4
             while time.monotonic() < deadline:
                 pass
 
@@ -719,7 +719,7 @@ def test_a_timeout_reaches_the_right_message_and_no_later_one(app: Bartleby, con
     counts = drain(app)
     assert counts["dead"] + counts["done"] == 200
     dead = {json for (json,) in conn.execute("select payload from bartleby.dead_letters")}
-    assert dead <= {number for number in range(200) if number % 10 == 0}
+    assert dead <= {number for number in range(200) if number % 20 == 0}
     assert counts["dead"] >= 5
 
 

@@ -76,11 +76,11 @@ def test_what_looks_can_change_nothing(dsn: str, pools: Callable[..., Pools]) ->
 
 
 def test_a_slow_look_is_stopped(dsn: str, pools: Callable[..., Pools], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bartleby.surfaces.pools._READER_TIMEOUT", "50ms")
+    monkeypatch.setattr("bartleby.surfaces.pools._READER_TIMEOUT", "500ms")
     both = pools(dsn)
     with pytest.raises(psycopg.errors.QueryCanceled):
         both.reader.run(Call("select pg_sleep(30)", (), scalar))
-    assert both.reader.run(WHO) == "bartleby_reader 50ms"
+    assert both.reader.run(WHO) == "bartleby_reader 500ms"
 
 
 @pytest.mark.pgbouncer

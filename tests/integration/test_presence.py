@@ -31,8 +31,10 @@ def handle(order: int) -> None:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody wants to wait ten seconds for each report."""
+    """Nobody wants to wait ten seconds for each report; who stops while one is under way waits for it."""
     monkeypatch.setattr(presence, "EVERY", 0.05)
+    monkeypatch.setattr(presence, "_UNDER_WAY", 2.0)
+    monkeypatch.setattr(presence, "_LAST_WORDS", 4.0)
 
 
 @pytest.fixture
@@ -107,8 +109,8 @@ def test_one_that_is_told_to_drain_finishes_what_runs_and_stops(
         until(lambda: client.workers() and the_worker(client).running == 1)
         assert client.drain_worker(running.worker.name, **BY)
         until(lambda: told.of("worker.draining"))
-        client.send("orders", 2)
         until(running.worker._shared.stopping.is_set)
+        client.send("orders", 2)
         assert the_worker(client).state == "draining"
         assert running.thread.is_alive(), "it waits for its handler"
         busy.set()
@@ -166,7 +168,7 @@ def test_a_worker_that_cannot_report_works_all_the_same(app: Bartleby, client: C
     conn.execute("drop function bartleby.report_worker")
     done = threading.Event()
 
-    @app.handler("orders", lease=0.9)
+    @app.handler("orders", lease=6)
     def handle(_: Message) -> None:
         assert done.wait(20)
 
@@ -190,7 +192,7 @@ def test_a_report_that_nobody_answers_keeps_no_lease_from_being_renewed(
     """Somebody has locked the table: the report gives up, and the renewal on the same connection gets its turn."""
     done = threading.Event()
 
-    @app.handler("orders", lease=1.5)
+    @app.handler("orders", lease=6)
     def handle(_: Message) -> None:
         assert done.wait(20)
 
@@ -201,13 +203,17 @@ def test_a_report_that_nobody_answers_keeps_no_lease_from_being_renewed(
             conn.execute("lock table bartleby.worker in access exclusive mode")
             [lease] = running.worker._shared.holding.leases.values()
             began = lease.extended
-            until(lambda: lease.extended > began + 3)
+            until(lambda: lease.extended > began + 6)
         done.set()
         until(lambda: running.worker.counts["done"] == 1)
     assert not told.of("lease.lost")
 
 
-def test_a_database_that_does_not_answer_holds_up_no_stop(app: Bartleby, client: Client, dsn: str, conn: Conn) -> None:
+def test_a_database_that_does_not_answer_holds_up_no_stop(
+    client: Client, dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "_UNDER_WAY", 0.2)
+    monkeypatch.setattr(presence, "_LAST_WORDS", 1.0)
     with proxied(int(conn.info.port)) as proxy:
         far = Bartleby(proxy.dsn(dsn))
         far.handler("orders")(print)

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from bartleby import Bartleby, Client, Message
+from bartleby import Bartleby, Client, Message, holding
 from bartleby.heartbeat import Heartbeat
 from tests.integration.worker_kit import Told, drain, lapse, row, state, until, working
 
@@ -97,7 +97,10 @@ def test_a_solo_message_runs_alone_though_both_kinds_of_lanes_are_busy(app: Bart
     assert state(conn, "threads") == state(conn, "coroutines") == (0, 0, 0, 0)
 
 
-def test_unstarted_neighbours_are_released_uncharged(app: Bartleby, conn: Conn) -> None:
+def test_unstarted_neighbours_are_released_uncharged(
+    app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "_PUT_BACK_EVERY", 3600.0)
     started, go = threading.Semaphore(0), threading.Event()
     floor = Floor()
 

@@ -119,7 +119,7 @@ def test_a_message_that_is_sent_while_it_sleeps_is_run_at_once(app: Bartleby, aw
             until(lambda: len(seen) == number)  # noqa: B023 - at once
             waits.append(seen[-1] - sent)
     # without a word it would be seconds; how many parts of one depends on who else wants the processor
-    assert min(waits) < 0.1, waits
+    assert min(waits) < 1, waits
     assert sorted(waits)[2] < 2, waits
 
 
@@ -362,10 +362,10 @@ def test_a_lease_is_kept_while_a_handler_blocks_the_event_loop(
     monkeypatch.setattr(heartbeat, "_STUCK", 1.0)
     runs: list[int] = []
 
-    @app.handler("orders", lease=3)
+    @app.handler("orders", lease=6)
     async def handle(message: Message) -> None:
         runs.append(message.attempt)
-        time.sleep(3.5)  # noqa: ASYNC251 - the point
+        time.sleep(6.5)  # noqa: ASYNC251 - the point
 
     app.client.create_queue("orders")
     app.send("orders", 1)

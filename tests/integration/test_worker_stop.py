@@ -13,7 +13,7 @@ from unittest import mock
 import psycopg
 import pytest
 
-from bartleby import Bartleby, Message, heartbeat
+from bartleby import Bartleby, Message, heartbeat, holding
 from bartleby.config import Settings
 from bartleby.holding import Holding
 from bartleby.link import Link
@@ -84,7 +84,10 @@ def attempts_spent(conn: Conn) -> int:
 
 
 @BOTH
-def test_what_runs_is_finished_and_the_rest_released_uncharged(app: Bartleby, conn: Conn, awaited: bool) -> None:
+def test_what_runs_is_finished_and_the_rest_released_uncharged(
+    app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch, awaited: bool
+) -> None:
+    monkeypatch.setattr(holding, "_PUT_BACK_EVERY", 3600.0)
     started, go = threading.Semaphore(0), threading.Event()
 
     def handle(message: Message) -> None:

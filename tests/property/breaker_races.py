@@ -22,7 +22,7 @@ def one(conn: Connection, query: str, *parameters: object) -> Any:
 def at_once(s: Sessions, query: str, *parameters: object) -> Any:
     """In a session of its own, that must not wait for anybody."""
     conn = s.open()
-    conn.execute("set statement_timeout = '5s'")
+    conn.execute("set statement_timeout = '10s'")
     try:
         return one(conn, query, *parameters)
     except errors.QueryCanceled:

@@ -1,11 +1,10 @@
 """Races around events and sinks: who emits while a sink goes, who reports first, and who waits for whom."""
 
-import time
 from collections.abc import Callable
 
 import psycopg
 
-from tests.property.letter_races import bury, die, one
+from tests.property.letter_races import bury, die, one, waits_or_is_over
 from tests.property.sessions import Background, Connection, Sessions, claim, gated, open_gate, send, shut_gate
 from tests.sql.event_kit import NOT_TOLD
 
@@ -23,14 +22,6 @@ def gate_wants(s: Sessions) -> Connection:
         " return true; end $$"
     )
     return shut_gate(s)
-
-
-def waits_or_is_over(s: Sessions, conn: Connection, under_way: Background) -> None:
-    query = "select from pg_locks where pid = %s and not granted"
-    deadline = time.monotonic() + 30
-    while under_way.thread.is_alive() and not s.main.execute(query, [conn.info.backend_pid]).rowcount:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def told(s: Sessions, kind: str) -> int:

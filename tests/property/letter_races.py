@@ -1,5 +1,6 @@
 """Races around letters: who buries, moves, replays, forgets or counts them first, and who must not wait for whom."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,11 +36,19 @@ def at_once(conn: Connection, query: str, *parameters: object) -> list[Any]:
 
 @contextmanager
 def waiting_for_nobody(conn: Connection) -> Iterator[None]:
-    conn.execute("set statement_timeout = '5s'")
+    conn.execute("set statement_timeout = '10s'")
     try:
         yield
     except errors.QueryCanceled:
         raise AssertionError("it waits") from None
+
+
+def waits_or_is_over(s: Sessions, conn: Connection, under_way: Background) -> None:
+    query = "select from pg_locks where pid = %s and not granted"
+    deadline = time.monotonic() + 30
+    while under_way.thread.is_alive() and not s.main.execute(query, [conn.info.backend_pid]).rowcount:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def started(s: Sessions, ids: list[int], **options: object) -> int:
@@ -98,7 +107,7 @@ def a_queue_is_not_dropped_in_the_middle_of_a_step_into_it(s: Sessions) -> None:
     with Background(lambda: stepping.execute("select bartleby.advance_replays()")) as step:
         s.wait_until_it_waits(stepping)
         with Background(lambda: dropping.execute("select bartleby.drop_queue('other')")) as drop:
-            drop.thread.join(1)
+            waits_or_is_over(s, dropping, drop)
             holder.execute("rollback")
             step.join()
     alive = one(s.main, "select count(*) from bartleby.messages")

@@ -180,9 +180,12 @@ class Model:
         assert message.id not in self.committed.messages, f"id {message.id} was given twice"
         transaction.messages[message.id] = message
 
-    def first_of_key(self, transaction: Transaction, queue: str, key: str, now: float) -> int | None:
-        found = (self.committed.keys | transaction.keys).get((queue, key))
-        return found[0] if found is not None and found[1] > now else None
+    def first_of_key(self, transaction: Transaction, queue: str, key: str, now: float, sent: int) -> int | None:
+        """Return the message that has this key; whether one that lapses just now still has it, the server knows."""
+        first, until = (self.committed.keys | transaction.keys).get((queue, key), (0, 0.0))
+        if abs(until - now) < self.slack:
+            return first if sent == first else None
+        return first if until > now else None
 
     def claimable(self, transaction: Transaction, queue: str, now: float) -> list[Message]:
         return [

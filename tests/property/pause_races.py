@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from tests.property.event_races import waits_or_is_over
-from tests.property.letter_races import one
+from tests.property.letter_races import one, waits_or_is_over
 from tests.property.sessions import Background, Sessions
 
 PAUSE = "select bartleby.pause_queue('q', p_until => bartleby.clock() + interval '1 minute')"

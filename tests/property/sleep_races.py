@@ -23,7 +23,7 @@ def sleep(worker: Connection) -> timedelta:
     return allowed
 
 
-def is_woken(worker: Connection, within: float = 3) -> bool:
+def is_woken(worker: Connection, within: float = 8) -> bool:
     # Notifications come with the commit of the sender, so what is to come is on its way.
     return bool(list(worker.notifies(timeout=within, stop_after=1)))
 

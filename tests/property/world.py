@@ -182,7 +182,7 @@ class World:
             assert row is not None
             if key is not None:
                 tx.locks.add(("key", (queue, key)))
-                first = self.model.first_of_key(tx, queue, key, before)
+                first = self.model.first_of_key(tx, queue, key, before, row[0])
                 assert first is None or first == row[0], "the same key was sent twice"
                 if first is not None:
                     return

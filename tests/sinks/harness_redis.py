@@ -1,10 +1,13 @@
 """A real redis-server for the redis sink. It answers when what it was told is on the disk."""
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from redis.asyncio import Redis
+from redis.exceptions import BusyLoadingError
 
 from tests.sinks.conformance import Arrival, Sink, from_body
 from tests.sinks.servers import Process, free_port, program
@@ -53,7 +56,11 @@ class Harness(Sink):
     async def start(self) -> None:
         await self.process.start()
         async with self.client() as client:
-            await client.ping()
+            while True:
+                with contextlib.suppress(BusyLoadingError):
+                    await client.ping()
+                    return
+                await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
         await self.process.stop()

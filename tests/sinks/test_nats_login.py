@@ -78,7 +78,7 @@ async def test_a_subject_that_we_may_not_publish_to(guarded: Guarded) -> None:
             {user: bob, password: secret, permissions: {publish: "$JS.API.>", subscribe: ">"}}
         ] }"""
     )
-    told = await publish(port, user="bob", password="secret", within=TIMEOUT)
+    told = await publish(port, user="bob", password="secret", within=5)
     assert "Failed not confirmed" in told
     assert "permissions violation for publish" in told.lower()
 
@@ -113,7 +113,7 @@ async def test_credentials_of_an_account(guarded: Guarded, tmp_path: Path) -> No
     assert "Published" in await publish(port, credentials=str(file))
     assert "Authorization Violation" in await publish(port)
     # what the account may send is less than what the server takes
-    publisher = open_publisher("nats", {"url": f"nats://127.0.0.1:{port}", "credentials": str(file)}, TIMEOUT)
+    publisher = open_publisher("nats", {"url": f"nats://127.0.0.1:{port}", "credentials": str(file)}, PATIENT)
     outcomes = await publisher.publish([event(2), event(3, data_bytes=4000), event(4)])
     assert named(outcomes) == ["Published", "Refused", "Published"]
     await publisher.close()

@@ -285,6 +285,7 @@ class TestOpenTransactions:
         self, connect: Connect, conn: Connection
     ) -> None:
         clock = move_clock(conn)
+        clock.stop()
         long, short = connect(autocommit=False), connect(autocommit=False)
         send(long, "long")
         sizes = []

@@ -85,7 +85,8 @@ class TestCounts:
         assert counts(conn) == {"dead": 1}
 
     @pytest.mark.parametrize("limit", [1, 3, 10000])
-    def test_adding_up_changes_nothing(self, conn: Connection, limit: int) -> None:
+    def test_adding_up_changes_nothing(self, conn: Connection, clock: Clock, limit: int) -> None:
+        clock.half_past()
         ids = die(conn, 3, fingerprint="f")
         change(conn, "discard", ids[0])
         die(conn, 2, fingerprint="g")
@@ -420,8 +421,9 @@ def keep_up(conn: Connection, number: int) -> None:
     steps(conn, 10)
 
 
-def test_counts_can_be_made_anew(conn: Connection) -> None:
+def test_counts_can_be_made_anew(conn: Connection, clock: Clock) -> None:
     """After somebody had switched the triggers off."""
+    clock.half_past()
     ids = die(conn, 5, fingerprint="f")
     hours = value(conn, "select deaths_by_hour from bartleby.groups")
     conn.execute("alter table bartleby.dead_letter disable trigger user")

@@ -139,7 +139,7 @@ class TestTokens:
         token = add(conn)
         other = connect(autocommit=False)
         other.execute("select from bartleby.token where id = %s for update", [token])
-        conn.execute("set statement_timeout = '3s'")
+        conn.execute("set statement_timeout = '20s'")
         assert find(conn) is not None
         other.rollback()
         conn.execute("set default_transaction_read_only = on")
@@ -563,7 +563,7 @@ class TestForgetting:
         clock.advance(DAY + 60)
         other = connect(autocommit=False)
         assert take(other) == []
-        conn.execute("set statement_timeout = '3s'")
+        conn.execute("set statement_timeout = '20s'")
         assert self.prune(conn)["answers"] == 0
         other.rollback()
         assert self.prune(conn)["answers"] == 1

@@ -114,6 +114,7 @@ class TestMerge:
         adds_up(conn)
 
     def test_they_take_their_deaths_along(self, conn: Connection, clock: Clock) -> None:
+        clock.half_past()
         die(conn, 2, fingerprint="b")
         first = group(conn, "b")["first_dead_at"]
         clock.advance(5 * 3600)

@@ -505,6 +505,7 @@ def test_what_has_no_order(conn: Connection, version: str) -> None:
 
 class TestPulse:
     def test_deaths_by_hour(self, conn: Connection, clock: Clock) -> None:
+        clock.half_past()
         for count, hours in ((1, 3), (2, 2), (5, 0)):
             die(conn, count, fingerprint="f")
             clock.advance(hours * 3600)

@@ -292,6 +292,7 @@ class TestCounts:
 class TestDiscard:
     def test_a_dead_letter_is_put_away_and_says_by_whom(self, conn: Connection) -> None:
         clock = move_clock(conn)
+        clock.stop()
         number = letter(conn, ago=60, error_type="E", payload={"a": 1})
         before = whole(conn, number)
         assert do(conn, "discard", number, request_id="r-1") == [
@@ -490,6 +491,7 @@ class TestFates:
         clock = move_clock(conn)
         send(conn, 1)
         (number,) = died(conn)
+        clock.stop()
         clock.advance(30)
         assert told(conn, number) == "dead for 30 s"
         conn.execute("select bartleby.replay(%s, 'ana', 'fixed in v2')", [[number]])

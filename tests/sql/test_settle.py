@@ -204,6 +204,7 @@ class TestRelease:
 
     def test_it_may_wait(self, conn: Connection, clock: Clock) -> None:
         release(conn, claimed(conn, 2).lease, delay="1 hour")
+        clock.stop()
         clock.advance(3599)
         assert claim(conn, 9).messages == []
         clock.advance(2)

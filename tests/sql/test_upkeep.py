@@ -32,7 +32,7 @@ SLOW_CLOCK = """
 create or replace function bartleby.clock() returns timestamptz language plpgsql as $$
 declare v_now timestamptz := clock_timestamp();
 begin
-  perform pg_sleep(current_setting('test.pause')::float8) where current_setting('test.pause', true) <> '';
+  perform pg_advisory_xact_lock(current_setting('test.gate')::bigint) where current_setting('test.gate', true) <> '';
   return v_now;
 end $$
 """
@@ -74,6 +74,7 @@ class TestDuty:
         assert self.take(conn, "b", duty="another")
 
     def test_it_lapses(self, conn: Connection, clock: Clock) -> None:
+        clock.stop()
         assert self.take(conn)
         clock.advance(9)
         assert not self.take(conn, "b")
@@ -82,6 +83,7 @@ class TestDuty:
         assert not self.take(conn)
 
     def test_its_holder_may_keep_it(self, conn: Connection, clock: Clock) -> None:
+        clock.stop()
         for _ in range(5):
             assert self.take(conn)
             clock.advance(9)
@@ -116,12 +118,14 @@ class TestDuty:
             conn.execute("update bartleby.duty set taken_at = taken_at - interval '1h', until = until - interval '1h'")
         conn.execute(SLOW_CLOCK)
         slow = connect()
-        slow.execute("set test.pause = '0.4'")
+        slow.execute("set test.gate = '4711'")
+        conn.execute("select pg_advisory_lock(4711)")
         with ThreadPoolExecutor(1) as other:
             taken = other.submit(self.take, slow, "b")
-            asleep = "select wait_event = 'PgSleep' from pg_stat_activity where pid = %s"
-            await_true(lambda: value(conn, asleep, slow.info.backend_pid))
+            at_the_gate = "select wait_event = 'advisory' from pg_stat_activity where pid = %s"
+            await_true(lambda: value(conn, at_the_gate, slow.info.backend_pid))
             assert self.take(conn)
+            conn.execute("select pg_advisory_unlock(4711)")
             assert not taken.result(30)
         assert value(conn, "select bartleby.on_duty('upkeep')") == "a"
 

@@ -136,10 +136,10 @@ async def test_a_thread_that_cannot_be_interrupted_keeps_its_slot_and_says_nothi
         if message.id == 1:
             stuck.acquire()
 
-    lane, collected = lane_of(lanes, handle, concurrency=2, timeout=0.03)
+    lane, collected = lane_of(lanes, handle, concurrency=2, timeout=0.3)
     lane.put(lease(5), messages(5))
     await collected.wait(5)
-    assert lane.running == 1
+    await until(lambda: lane.running == 1)
     assert isinstance(dict(collected.settled)[1], Failed)
     assert lane.room() > 0
     stuck.release()
@@ -199,9 +199,10 @@ async def test_a_closed_lane_leaves_no_thread(lanes: list[ThreadLane]) -> None:
 async def test_a_rate_is_kept_by_several_threads(lanes: list[ThreadLane]) -> None:
     starts: list[float] = []
     lane, collected = lane_of(lanes, lambda _: starts.append(time.monotonic()), rate=50)
+    began = time.monotonic()
     lane.put(lease(26), messages(26))
     await collected.wait(26)
-    assert max(starts) - min(starts) >= 0.46
+    assert max(starts) - began >= 0.46
 
 
 async def test_what_may_have_lapsed_waits_for_the_word_of_the_heartbeat(lanes: list[ThreadLane]) -> None:

@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 
 from bartleby import Client
 from bartleby.hashing import digest, new_token
+from bartleby.surfaces import pools
 from bartleby.surfaces.web import ConsoleSettings, console
 
 LOCAL = ("127.0.0.1", 50000)
@@ -36,6 +37,12 @@ def add_token(dsn: str, role: str, queues: Sequence[str] | None = None, name: st
     with Client(dsn) as client:
         client.add_token("token", name or role, digest(token), role, queues=queues, actor="a test", reason="testing")
     return token
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody be turned away for want of a connection because the machine is slow."""
+    monkeypatch.setattr(pools, "_PATIENCE", 10.0)
 
 
 @pytest.fixture

@@ -20,6 +20,11 @@ Connection = psycopg.Connection[tuple[object, ...]]
 
 
 @pytest.fixture
+def patient() -> None:
+    """How long somebody waits here is what users wait."""
+
+
+@pytest.fixture
 def powerless(admin: Connection, dsn: str) -> Iterator[str]:
     """A DSN of somebody who is in no role."""
     name = f"nobody_{dsn.rpartition('_')[2]}"
