@@ -118,6 +118,21 @@ def test_what_steers_a_queue_follows_it_but_not_under_the_cursor(
     expect(page.locator("#notices")).to_contain_text("Queue orders is paused")
 
 
+@pytest.mark.parametrize("trouble", ["away", "refused"])
+def test_a_chart_whose_past_cannot_be_had_is_left_out_and_nothing_else(site: Site, look: Look, trouble: str) -> None:
+    site.client.create_queue("orders")
+    page = look.at("about:blank")
+    if trouble == "away":
+        page.route("**/live/history**", lambda route: route.abort())
+    else:
+        page.route("**/live/history**", lambda route: route.fulfill(status=503))
+    with page.expect_request("**/live/history**"):
+        page.goto(f"{site.url}/queues/orders")
+    expect(is_live(page).get_by_role("button", name="Pause orders")).to_be_visible()
+    page.evaluate("new Promise((done) => setTimeout(done, 50))")
+    expect(page.locator("[data-chart]")).to_be_hidden()
+
+
 def test_a_queue_that_somebody_else_stops_is_seen_to_stop_and_its_charts_stay(site: Site, look: Look) -> None:
     site.client.create_queue("orders")
     now = is_live(look.at(site.url))

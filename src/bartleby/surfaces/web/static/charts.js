@@ -19,8 +19,10 @@ function make(element, data, series) {
 
 async function start(section, signal) {
   const name = section.dataset.chart;
-  let [times, ready, dead, ages] = await (await fetch(`${root}/live/history?queue=${encodeURIComponent(name)}`)).json();
-  if (signal.aborted) return;
+  const asked = fetch(`${root}/live/history?queue=${encodeURIComponent(name)}`, { signal });
+  const history = await asked.then((answer) => (answer.ok ? answer.json() : null)).catch(() => null);
+  if (!history || signal.aborted) return;  // without a past there is no chart, and the page says all else
+  let [times, ready, dead, ages] = history;
   // one moment alone would be drawn as if it were a day
   times.unshift((times[0] ?? Date.now() / 1000) - 60);
   for (const each of [ready, dead, ages]) each.unshift(null);
