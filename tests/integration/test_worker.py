@@ -307,10 +307,10 @@ def test_two_workers_share_slow_messages(app: Bartleby, conn: Conn) -> None:
     with working(app) as one, working(app) as two:
         # who has not begun yet would find nothing left to share
         until(lambda: one.worker._shared.listener.listening and two.worker._shared.listener.listening)
-        app.send_many("orders", [{"payload": number} for number in range(40)])
-        until(lambda: one.worker.counts["done"] + two.worker.counts["done"] == 40)
+        app.send_many("orders", [{"payload": number} for number in range(80)])
+        until(lambda: one.worker.counts["done"] + two.worker.counts["done"] == 80)
         assert min(one.worker.counts["done"], two.worker.counts["done"]) >= 10
-    assert len(seen) == 40
+    assert len(seen) == 80
 
 
 @BOTH

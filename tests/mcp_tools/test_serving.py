@@ -316,10 +316,10 @@ def test_a_server_that_loses_its_database_says_so_and_recovers(client: Client, d
         back = time.monotonic()
         while (again := await call("list_queues")).failed:  # for half a second it repeats what it found
             assert "the database cannot be reached" in again.refusal
-            assert time.monotonic() - back < 5
+            assert time.monotonic() - back < 20
             await asyncio.sleep(0.1)
 
-    over_stdio(f"{dsn}?connect_timeout=2", use)
+    over_stdio(f"{dsn}?connect_timeout=5", use)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
