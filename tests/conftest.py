@@ -48,8 +48,6 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 INSTALL = Path(dev.__file__).parent / "sql" / "install.sql"
 SETTINGS = {
-    # it comes when it likes, and what it does is seen: its transactions in every snapshot, new statistics in every plan
-    "autovacuum": "off",
     "fsync": "off",
     "max_connections": "200",
     "max_prepared_transactions": "50",
@@ -88,9 +86,17 @@ def server(scratch: Path) -> Iterator[dev.Server]:
     try:
         with dev.start(folder, settings=SETTINGS) as running:
             cheapen_logins(running)
+            switch_autovacuum(running, "off")
             yield running
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def switch_autovacuum(server: dev.Server, state: str) -> None:
+    """Let it come or not: it comes when it likes, and is seen, its transactions in snapshots, its statistics in plans."""
+    with psycopg.connect(server.dsn, autocommit=True) as conn:
+        conn.execute(f"alter system set autovacuum = {state}".encode())
+        conn.execute("select pg_reload_conf()")
 
 
 @pytest.fixture(scope="session")

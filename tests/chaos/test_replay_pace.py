@@ -37,10 +37,10 @@ from tests.chaos.replay_stage import (
     until,
     value,
 )
+from tests.chaos.worker_profiles import NOISE
 
 RATE = 200
 NEAR = 0.05
-NOISE = 4.0  # what a busy machine may add to a time, in seconds
 log = logging.getLogger(__name__)
 
 

@@ -37,6 +37,14 @@ def verdict(folder: Path, first: list[list[Any]], attempt: int, fault: Fault) ->
     return judge(Book(folder), Sent.read(folder), [fault], dead=set(), lapsed=set())
 
 
+@pytest.mark.parametrize("stood_still", [True, False])
+def test_a_lease_was_lost_by_whoever_stood_still_while_it_had_it(tmp_path: Path, stood_still: bool) -> None:
+    first = [*claimed(FIRST, 5, solo=False), began(FIRST, 6, 1, solo=False)]
+    verdict(tmp_path, [*first, ["T", 7, 9] if stood_still else ["T", 2, 4]], 1, asleep(0, 0))
+    book = Book(tmp_path)
+    assert (book.starved_with(FIRST), book.starved_with(SECOND)) == (stood_still, False)
+
+
 def asleep(since: float, until: float) -> Fault:
     return Fault("stopped", since, until, FIRST)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ class Book:
         """The leases under which a message was handed out to run alone."""
         self.claimed: dict[int, float] = {}
         self.starved: list[Fault] = []
+        """When a worker stood still for long, though nobody did anything to it."""
         for path in folder.glob("*.ran"):
             self._read(int(path.stem), path)
         self.runs.sort(key=lambda run: run.begun)
@@ -123,6 +125,14 @@ class Book:
                 tries[number].answered, tries[number].how = time, word
                 if word == "K":
                     tries[number].verdicts = dict(rest[0])
+
+    def starved_with(self, lease: int) -> bool:
+        """Whether a worker stood still while it had this lease."""
+        return any(
+            fault.hits(run.worker, run.begun if run.claimed is None else run.claimed, math.inf)
+            for run in self.by_lease.get(lease, ())
+            for fault in self.starved
+        )
 
     def hardly_begun(self, value: str) -> list[Run]:
         """When a message was said to begin alone, and then did not: its worker was hit in between."""

@@ -100,7 +100,7 @@ def told_to_stop(on: Stage, seconds: float) -> None:
             on.end(on.any_worker())
             on.begun(on.start("--grace", on.rng.choice(["0.1", "1"])))
     report = innocent(on)
-    assert set(report.explained) <= {"failed", "released", "starved"}, report
+    assert set(report.explained) <= {"failed", "released", "lease lost"}, report
 
 
 def connections_cut(on: Stage, seconds: float) -> None:
@@ -113,7 +113,7 @@ def connections_cut(on: Stage, seconds: float) -> None:
                 [on.rng.choice([1, 3, 20])],
             )
     report = innocent(on)
-    assert set(report.explained) <= {"failed", "released", "unknown outcome", "lease lost", "starved"}, report
+    assert set(report.explained) <= {"failed", "released", "unknown outcome", "lease lost"}, report
 
 
 def restarted(on: Stage, restarts: int) -> None:
@@ -126,7 +126,7 @@ def restarted(on: Stage, restarts: int) -> None:
                 on.end(pid)
             on.begun(*new)
     report = innocent(on)
-    assert set(report.explained) <= {"released", "starved"}, report
+    assert set(report.explained) <= {"released", "lease lost"}, report
     assert {run.attempt for run in Book(on.folder).runs} == {1}
     assert on.column("select 1 from bartleby.attempts") == []
 

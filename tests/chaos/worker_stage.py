@@ -104,9 +104,10 @@ class Stage:
         return self.report(dead)
 
     def report(self, dead: set[str]) -> Report:
-        lapsed = {entry["lease_id"] for entry in self.told("lease.lost")} if self.may_lose_leases else set()
         book = Book(self.folder)
-        report = judge(book, Sent.read(self.folder), [*self.faults, *book.starved], dead=dead, lapsed=lapsed)
+        lapsed = {entry["lease_id"] for entry in self.told("lease.lost")} if self.may_lose_leases else set()
+        lapsed |= {lease for entry in self.told("lease.reaped") if book.starved_with(lease := entry["lease_id"])}
+        report = judge(book, Sent.read(self.folder), self.faults, dead=dead, lapsed=lapsed)
         report.recoveries = list(self._recoveries(book))
         log.info("%s", report)
         return report

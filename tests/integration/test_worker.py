@@ -113,14 +113,14 @@ def test_a_message_that_is_sent_while_it_sleeps_is_run_at_once(app: Bartleby, aw
     with working(app, poll=30) as running:
         until(lambda: running.worker._shared.listener.listening)
         waits = []
-        for number in range(1, 6):
+        for number in range(1, 21):
             sent = time.monotonic()
             app.send("orders", number)
             until(lambda: len(seen) == number)  # noqa: B023 - at once
             waits.append(seen[-1] - sent)
     # without a word it would be seconds; how many parts of one depends on who else wants the processor
-    assert min(waits) < 1, waits
-    assert sorted(waits)[2] < 2, waits
+    assert min(waits) < 0.1, waits
+    assert sorted(waits)[10] < 2, waits
 
 
 def test_a_retry_is_run_when_it_is_due(app: Bartleby) -> None:
@@ -309,7 +309,7 @@ def test_two_workers_share_slow_messages(app: Bartleby, conn: Conn) -> None:
         until(lambda: one.worker._shared.listener.listening and two.worker._shared.listener.listening)
         app.send_many("orders", [{"payload": number} for number in range(80)])
         until(lambda: one.worker.counts["done"] + two.worker.counts["done"] == 80)
-        assert min(one.worker.counts["done"], two.worker.counts["done"]) >= 10
+        assert min(one.worker.counts["done"], two.worker.counts["done"]) >= 20
     assert len(seen) == 80
 
 

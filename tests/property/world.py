@@ -182,6 +182,7 @@ class World:
             assert row is not None
             if key is not None:
                 tx.locks.add(("key", (queue, key)))
+                self.model.slack = max(self.model.slack, SLACK + self.now() - before)
                 first = self.model.first_of_key(tx, queue, key, before, row[0])
                 assert first is None or first == row[0], "the same key was sent twice"
                 if first is not None:

@@ -50,8 +50,7 @@ def value(conn: Connection, query: LiteralString, *parameters: Any) -> Any:
 def pages_read(conn: Connection, query: LiteralString, *parameters: Any) -> int:
     """Return how many pages a query reads, and undo it.
 
-    The first look reads the catalog, and new statistics, which may come at any time, have it planned anew: so it is the
-    least of three.
+    The first look reads the catalog, and new statistics have it planned anew: so it is the least of three.
     """
     looks = []
     for _ in range(3):

@@ -119,6 +119,7 @@ class TestDuty:
         conn.execute(SLOW_CLOCK)
         slow = connect()
         slow.execute("set test.gate = '4711'")
+        slow.execute("set lock_timeout = '30s'")
         conn.execute("select pg_advisory_lock(4711)")
         with ThreadPoolExecutor(1) as other:
             taken = other.submit(self.take, slow, "b")
