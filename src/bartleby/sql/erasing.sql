@@ -67,8 +67,8 @@ begin
   update bartleby.replay_item i set problem = split_part(i.problem, ':', 1) || ': erased'
   where i.message_id = any (p_ids) and i.problem like '%: %';
   -- one that a sender has just taken again belongs to a message that is yet to live
-  delete from bartleby.unique_key u where (u.queue, u.key) in (
-    select k.queue, k.key from bartleby.unique_key k where k.queue = any (p_queues) and k.key = p_key for update skip locked);
+  delete from bartleby.unique_key u where u.ctid = any (array(
+    select k.ctid from bartleby.unique_key k where k.queue = any (p_queues) and k.key = p_key for update skip locked));
 end $$;
 comment on function bartleby.erase_traces(text, integer[], bigint[]) is
   'erase what was made of letters elsewhere: titles of groups, problems of plans, keys that may not be sent again';
