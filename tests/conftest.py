@@ -93,7 +93,7 @@ def server(scratch: Path) -> Iterator[dev.Server]:
 
 
 def switch_autovacuum(server: dev.Server, state: str) -> None:
-    """Let it come or not: it comes when it likes, and is seen, its transactions in snapshots, its statistics in plans."""
+    """Let it come or not: it comes when it likes, and snapshots show its transactions, plans its statistics."""
     with psycopg.connect(server.dsn, autocommit=True) as conn:
         conn.execute(f"alter system set autovacuum = {state}".encode())
         conn.execute("select pg_reload_conf()")

@@ -600,6 +600,26 @@ class TestErase:
         assert whole(conn, number)["status"] == "resolved"
         assert whole(conn, number)["payload"] is None
 
+    def test_a_key_that_a_sender_takes_over_meanwhile_stays_his(self, conn: Connection, connect: Connect) -> None:
+        """Erasing has begun and does not see the new message yet, whose key must keep others out."""
+        clock = move_clock(conn)
+        send(conn, 1, key="k", unique_for="1 second")
+        died(conn)
+        clock.advance(2)
+        conn.execute(
+            "create function public.gate() returns trigger language plpgsql as"
+            " $$ begin perform pg_advisory_xact_lock(4711); return null; end $$"
+        )
+        conn.execute("create trigger gate before delete on bartleby.unique_key execute function public.gate()")
+        conn.execute("select pg_advisory_lock(4711)")
+        erase = "select bartleby.erase_key('k', 'ana', 'asked to')"
+        with waiting(conn, connect(), lambda other: value(other, erase), for_whom=conn) as erasing:
+            taken = send(conn, 2, key="k", unique_for="1 hour")
+            conn.execute("select pg_advisory_unlock(4711)")
+        assert erasing.future.result() == 1
+        assert send(conn, 3, key="k", unique_for="1 hour") == taken
+        assert drain(conn) == [2]
+
 
 def test_every_deed_keeps_the_counts_and_the_trail_true(conn: Connection) -> None:
     dice = random.Random(4)
