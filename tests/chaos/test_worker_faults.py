@@ -105,7 +105,7 @@ def test_a_server_that_crashes(scratch: Path, tmp_path: Path, seconds: float) ->
             for number, _ in enumerate(between(seconds, on, 1, 3)):
                 server.crash(on, [stop_at_once, kill_a_backend][number % 2])
                 time.sleep(BACK)
-        first_completions(on, innocent(on))
+        first_completions(on, innocent(on), NOISE if seconds == 8 else 0)
 
 
 class CrashingServer:
@@ -142,8 +142,8 @@ def can_connect(dsn: str) -> bool:
     return True
 
 
-def first_completions(on: Stage, report: Report) -> None:
-    """Something that began after the server came back is settled soon; the machine may add to it, but not each time."""
+def first_completions(on: Stage, report: Report, noise: float) -> None:
+    """Something that began after the server came back is settled soon; a busy machine may add to it, not each time."""
     book = Book(on.folder)
     waits = []
     for fault in on.faults:
@@ -156,7 +156,7 @@ def first_completions(on: Stage, report: Report) -> None:
         waits.append(min(fresh) - fault.until)
         log.info("first completion %.2f s after the server was back", waits[-1])
     assert statistics.median(waits) < BACK, waits
-    assert max(waits) < BACK + NOISE, waits
+    assert max(waits) < BACK + noise, waits
 
 
 def ports(conn: Connection, name: str) -> set[int]:
