@@ -79,10 +79,11 @@ begin
   with stray as materialized (
     select l.message_id, p.place from bartleby.dead_letter l join bartleby.failure_group g on g.queue = l.queue
       and g.fingerprint = bartleby.group_key(l.fingerprint, l.error_type, l.reason), lateral bartleby.placed(g.id, g.ruled, l) as p (place)
-    where l.message_id = any (v_ids) and l.group_id = p_group.id and l.erased_at is null and p.place <> p_group.id
+    where l.message_id = any (v_ids) and (l.group_id = p_group.id) is true  -- hides it from the index of groups
+      and l.erased_at is null and p.place <> p_group.id
   ), free as materialized (
     select l.message_id, s.place from stray s join bartleby.dead_letter l
-      on l.message_id = s.message_id and (l.group_id = p_group.id) is true  -- hides it from the index of groups
+      on l.message_id = s.message_id and (l.group_id = p_group.id) is true
     for no key update of l skip locked
   ), gone as (
     update bartleby.dead_letter l set group_id = f.place from free f where l.message_id = f.message_id returning 1)
