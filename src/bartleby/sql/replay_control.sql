@@ -20,8 +20,7 @@ begin
   if exists (select from bartleby.queue q where q.approve_above < cardinality(p_ids)) then
     perform bartleby.lock_letters(p_ids);
     select q.name into v_queue from bartleby.queue q where q.approve_above < (
-      select count(*) from bartleby.dead_letter l where l.message_id = any (p_ids) and l.status = 'dead'
-        and (l.queue = q.id) is true) limit 1;  -- hides it from the index of queues
+      select count(*) from bartleby.dead_letter l where l.message_id = any (p_ids) and l.queue = q.id and l.status = 'dead') limit 1;
     if found then
       raise exception 'queue % wants a second pair of eyes on so many letters', v_queue using errcode = 'ZB014',
         hint = 'make a plan with plan_replay(), and let somebody else approve it';
