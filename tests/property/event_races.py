@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import psycopg
 
+from tests.kit.events import NOT_TOLD
 from tests.property.letter_races import bury, die, one, waits_or_is_over
 from tests.property.sessions import Background, Connection, Sessions, claim, gated, open_gate, send, shut_gate
-from tests.sql.event_kit import NOT_TOLD
 
 ADD = "select bartleby.put_sink('bus', 'log', '{}', 'me', 'x')"
 REMOVE = "select bartleby.remove_sink('bus', 'me', 'x', true)"

@@ -9,10 +9,10 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from tests.kit.events import NOT_TOLD, put_sink
+from tests.kit.plans import ASTRAY, NOT_COUNTED, NOT_SUMMED
 from tests.property.model import AT_REST, Item, Message, Transaction, Where
 from tests.property.world import Connection, World
-from tests.sql.event_kit import NOT_TOLD, put_sink
-from tests.sql.plan_kit import ASTRAY, NOT_COUNTED, NOT_SUMMED
 
 RUNNING = {"running", "settling"}
 RUNS = {"run", "again"}

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.clock import Clock, move_clock
+from tests.kit.clock import Clock, move_clock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 GATE = 4711

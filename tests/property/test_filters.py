@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import Connection
-from tests.sql.letter_kit import counted, found, letter, listed_ids, pages
-from tests.sql.support import create
+from tests.kit.database import Connection
+from tests.kit.letters import counted, found, letter, listed_ids, pages
+from tests.kit.sql import create
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
 QUEUES = ("billing", "mail", "bil")

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.clock import move_clock
+from tests.kit.clock import move_clock
 from tests.property.model import Lease
 from tests.property.operators import OperatedWorld, Plan
 from tests.property.world import Lab, close_lab, open_lab

@@ -12,7 +12,7 @@ import jsonpatch
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import Connection
+from tests.kit.database import Connection
 
 Operation: TypeAlias = dict[str, Any]
 Case: TypeAlias = tuple[Any, list[Operation]]

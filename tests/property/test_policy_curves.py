@@ -10,7 +10,7 @@ from psycopg.types.json import Jsonb
 
 from bartleby.errors import InvalidPolicy
 from bartleby.policy import RetryPolicy
-from tests.conftest import Connection
+from tests.kit.database import Connection
 
 # Intervals have microseconds, and a policy of more digits would be rounded by one of the two only.
 seconds = st.one_of(st.integers(0, 10**6), st.integers(0, 10**9).map(lambda number: number / 1000))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from tests.clock import move_clock
+from tests.kit.clock import move_clock
 from tests.property.schedules import run_schedule
 from tests.property.world import Lab, close_lab, open_lab
 

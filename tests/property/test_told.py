@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.sql.event_kit import NOT_TOLD, put_sink, received
-from tests.sql.plan_kit import bury, change, plan, start, steps
-from tests.sql.support import Connection, Row, ack, claim, create, rows, send_count
+from tests.kit.events import NOT_TOLD, put_sink, received
+from tests.kit.plans import bury, change, plan, start, steps
+from tests.kit.sql import Connection, Row, ack, claim, create, rows, send_count
 
 Told = tuple[str, int]
 NUMBERS = itertools.count(1)

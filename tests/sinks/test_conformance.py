@@ -16,7 +16,7 @@ from cloudevents.core.formats.json import JSONFormat
 from bartleby.errors import InvalidSettings
 from bartleby.sinks import KINDS, open_publisher
 from bartleby.sinks.publisher import Published, Publisher, Readable, Refused
-from tests.sinks.conformance import (
+from tests.kit.sinks.conformance import (
     PATIENCE,
     PATIENT,
     TIMEOUT,

@@ -20,9 +20,9 @@ from bartleby.errors import BartlebyError, InvalidSettings
 from bartleby.sinks import open_publisher
 from bartleby.sinks.kafka import KafkaPublisher
 from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher, Readable, Refused
-from tests.sinks.conformance import PATIENCE, PATIENT, event, events, named, publish_all
-from tests.sinks.harness_kafka import read, shared
-from tests.sinks.kafka_cluster import Cluster
+from tests.kit.sinks.conformance import PATIENCE, PATIENT, event, events, named, publish_all
+from tests.kit.sinks.harness_kafka import read, shared
+from tests.kit.sinks.kafka_cluster import Cluster
 
 TIMEOUT = 2.0
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)

@@ -13,8 +13,8 @@ import pytest
 
 from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Failed, Publisher, Readable
-from tests.integration.worker_kit import Told
-from tests.sinks.conformance import event, events, named
+from tests.kit.sinks.conformance import event, events, named
+from tests.kit.worker import Told
 
 EARLY = datetime(2000, 1, 1, tzinfo=UTC)
 LATE = datetime(2100, 1, 1, tzinfo=UTC)

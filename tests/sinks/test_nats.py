@@ -15,10 +15,10 @@ from bartleby.errors import BartlebyError, InvalidSettings
 from bartleby.sinks import open_publisher
 from bartleby.sinks.nats import NatsPublisher
 from bartleby.sinks.publisher import Failed, Outcome, Published, Readable, Refused
-from tests.sinks.conformance import PATIENCE, PATIENT, TIMEOUT, event, events, named, publish_all
+from tests.kit.sinks.conformance import PATIENCE, PATIENT, TIMEOUT, event, events, named, publish_all
+from tests.kit.sinks.harness_nats import Harness, connected, stored
+from tests.kit.sinks.servers import free_port
 from tests.sinks.conftest import Eventually
-from tests.sinks.harness_nats import Harness, connected, stored
-from tests.sinks.servers import free_port
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 

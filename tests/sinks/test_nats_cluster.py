@@ -9,10 +9,10 @@ import pytest
 
 from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Failed, Published, Publisher
-from tests.sinks.conformance import TIMEOUT, event, events, named, publish_all
+from tests.kit.sinks.conformance import TIMEOUT, event, events, named, publish_all
+from tests.kit.sinks.harness_nats import Harness, stored
+from tests.kit.sinks.nats_cluster import NAMES, Cluster
 from tests.sinks.conftest import Eventually
-from tests.sinks.harness_nats import Harness, stored
-from tests.sinks.nats_cluster import NAMES, Cluster
 
 
 @pytest.fixture

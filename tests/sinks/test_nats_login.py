@@ -16,9 +16,9 @@ import trustme
 from bartleby.errors import InvalidSettings
 from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Failed
-from tests.sinks.conformance import PATIENCE, PATIENT, TIMEOUT, event, named
-from tests.sinks.harness_nats import Harness, server
-from tests.sinks.servers import free_port
+from tests.kit.sinks.conformance import PATIENCE, PATIENT, TIMEOUT, event, named
+from tests.kit.sinks.harness_nats import Harness, server
+from tests.kit.sinks.servers import free_port
 
 Guarded: TypeAlias = Callable[[str], Awaitable[int]]
 

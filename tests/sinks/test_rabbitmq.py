@@ -16,9 +16,9 @@ import trustme
 
 from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Failed, Outcome, Publisher, Refused
-from tests.sinks import rabbit_server
-from tests.sinks.conformance import PATIENCE, PATIENT, TIMEOUT, event, events, named, publish_all
-from tests.sinks.rabbit_server import Gate, Server
+from tests.kit.sinks import rabbit_server
+from tests.kit.sinks.conformance import PATIENCE, PATIENT, TIMEOUT, event, events, named, publish_all
+from tests.kit.sinks.rabbit_server import Gate, Server
 
 BUSY = 3.0  # seconds: a connection is made within it on a machine that is busy
 LOW = "0.0000001"

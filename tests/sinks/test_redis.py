@@ -13,10 +13,10 @@ from bartleby.errors import BartlebyError
 from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Failed, Outcome, Published, Refused
 from bartleby.sinks.redis import RedisPublisher
-from tests.sinks.conformance import PATIENT, TIMEOUT, event, events, named, publish_all
+from tests.kit.sinks.conformance import PATIENT, TIMEOUT, event, events, named, publish_all
+from tests.kit.sinks.harness_redis import Harness
+from tests.kit.sinks.servers import free_port
 from tests.sinks.conftest import Eventually
-from tests.sinks.harness_redis import Harness
-from tests.sinks.servers import free_port
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 STREAM = "bartleby:events"

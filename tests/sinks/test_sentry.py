@@ -10,8 +10,8 @@ from bartleby.sinks import open_publisher
 from bartleby.sinks.http import Answer
 from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher, Refused
 from bartleby.sinks.sentry import limited, sentry_event, sentry_id
-from tests.sinks.conformance import event, events, named
-from tests.sinks.receiver import Receiver, Reply, Request
+from tests.kit.sinks.conformance import event, events, named
+from tests.kit.sinks.receiver import Receiver, Reply, Request
 
 ACCEPTED = Reply(200, body=b'{"id":"9ec79c33ec9942ab8353589fcb2e04dc"}')
 

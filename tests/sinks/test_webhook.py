@@ -14,8 +14,8 @@ import pytest
 from bartleby.sinks import open_publisher
 from bartleby.sinks.http import retry_after
 from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher, Refused
-from tests.sinks.conformance import event, events, named
-from tests.sinks.receiver import Receiver, Reply, Request
+from tests.kit.sinks.conformance import event, events, named
+from tests.kit.sinks.receiver import Receiver, Reply, Request
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 PATIENT, SOON = 10.0, 0.5

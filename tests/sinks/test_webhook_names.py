@@ -14,9 +14,9 @@ from bartleby.sinks.addresses import Policy, networks, target
 from bartleby.sinks.http import Client, Unreachable
 from bartleby.sinks.network import Dial, Resolve, Stream, dialled, resolved
 from bartleby.sinks.publisher import Failed, Published
-from tests.sinks.conformance import event
+from tests.kit.sinks.conformance import event
+from tests.kit.sinks.receiver import Receiver
 from tests.sinks.conftest import Eventually
-from tests.sinks.receiver import Receiver
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 PUBLIC = "93.184.215.14"

@@ -13,8 +13,8 @@ from bartleby.errors import InvalidSettings
 from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Published, Publisher
 from bartleby.sinks.webhook import signed
-from tests.sinks.conformance import event, events, named
-from tests.sinks.receiver import Receiver, Reply
+from tests.kit.sinks.conformance import event, events, named
+from tests.kit.sinks.receiver import Receiver, Reply
 
 OLD = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 NEW = "whsec_plJ3nmyCDGBKInavdOK15jsl6b5VlKzhNXZsOtsPXnA="

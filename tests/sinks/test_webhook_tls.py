@@ -11,9 +11,9 @@ import trustme
 
 from bartleby.sinks import http, open_publisher
 from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher
-from tests.sinks.conformance import event
+from tests.kit.sinks.conformance import event
+from tests.kit.sinks.receiver import Receiver
 from tests.sinks.conftest import Eventually
-from tests.sinks.receiver import Receiver
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 TIMEOUT = 15.0

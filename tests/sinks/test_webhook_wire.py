@@ -15,9 +15,9 @@ from bartleby.sinks import http, open_publisher
 from bartleby.sinks.addresses import Policy, target
 from bartleby.sinks.http import Client, Unreachable
 from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher
-from tests.sinks.conformance import event, events, named
+from tests.kit.sinks.conformance import event, events, named
+from tests.kit.sinks.receiver import Receiver, Reply
 from tests.sinks.conftest import Eventually
-from tests.sinks.receiver import Receiver, Reply
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.clock import Clock, move_clock
-from tests.sql.support import Connection
+from tests.kit.clock import Clock, move_clock
+from tests.kit.sql import Connection
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.sql.support import (
+from tests.kit.sql import (
     ROLES,
     SQL,
     Connect,

@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.clock import Clock
-from tests.sql.support import (
+from tests.kit.clock import Clock
+from tests.kit.sql import (
     Claim,
     Connection,
     ack,

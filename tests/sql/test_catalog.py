@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.sql.support import SQL, Connection, column, create, rows, value
+from tests.kit.sql import SQL, Connection, column, create, rows, value
 
 IN_SCHEMA = "pronamespace = 'bartleby'::regnamespace"
 CLOCKS = re.compile(

@@ -10,8 +10,8 @@ from cloudevents.v1.http import from_json
 from jsonschema import Draft202012Validator
 from psycopg.types.json import Jsonb
 
-from tests.clock import Clock
-from tests.sql.event_kit import (
+from tests.kit.clock import Clock
+from tests.kit.events import (
     RECORDED,
     SCHEMA,
     TRIED,
@@ -23,8 +23,8 @@ from tests.sql.event_kit import (
     received,
     report,
 )
-from tests.sql.plan_kit import change, command, die, die_of, kill_all, plan, start, started, step, steps, work_all
-from tests.sql.support import Connection, Row, claim, column, create, fail_all, refused, rows, send, value
+from tests.kit.plans import change, command, die, die_of, kill_all, plan, start, started, step, steps, work_all
+from tests.kit.sql import Connection, Row, claim, column, create, fail_all, refused, rows, send, value
 
 DAY = 86400.0
 

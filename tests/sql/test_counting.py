@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.clock import Clock
-from tests.sql.plan_kit import adds_up, bury, change, die, die_of, events, kill_all, started, steps, work_all
-from tests.sql.support import (
+from tests.kit.clock import Clock
+from tests.kit.plans import adds_up, bury, change, die, die_of, events, kill_all, started, steps, work_all
+from tests.kit.sql import (
     Connect,
     Connection,
     ack,

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from bartleby import hashing
-from tests.clock import Clock
-from tests.sql.support import Connect, Connection, Row, column, refused, row, rows, value, waiting
+from tests.kit.clock import Clock
+from tests.kit.sql import Connect, Connection, Row, column, refused, row, rows, value, waiting
 
 DAY = 86400
 SCRYPT = "scrypt$32768$8$1$" + "A" * 24 + "$" + "B" * 44

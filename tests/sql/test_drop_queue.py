@@ -5,8 +5,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.sql.plan_kit import bury, change, die, started, steps
-from tests.sql.support import (
+from tests.kit.plans import bury, change, die, started, steps
+from tests.kit.sql import (
     Connect,
     Connection,
     claim,

@@ -4,31 +4,10 @@ from typing import Any
 
 import pytest
 
-from tests.clock import Clock
-from tests.sql.event_kit import (
-    NOT_TOLD,
-    about,
-    documents,
-    everything,
-    kinds,
-    put_sink,
-    received,
-)
-from tests.sql.plan_kit import (
-    bury,
-    change,
-    command,
-    die,
-    die_of,
-    kill_all,
-    plan,
-    start,
-    started,
-    step,
-    steps,
-    work_all,
-)
-from tests.sql.support import (
+from tests.kit.clock import Clock
+from tests.kit.events import NOT_TOLD, about, documents, everything, kinds, put_sink, received
+from tests.kit.plans import bury, change, command, die, die_of, kill_all, plan, start, started, step, steps, work_all
+from tests.kit.sql import (
     Connect,
     Connection,
     claim,

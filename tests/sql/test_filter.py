@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.clock import move_clock
-from tests.sql.letter_kit import counted, found, letter, listed_ids
-from tests.sql.support import Connection, column, create, refused, value
+from tests.kit.clock import move_clock
+from tests.kit.letters import counted, found, letter, listed_ids
+from tests.kit.sql import Connection, column, create, refused, value
 
 LETTERS: dict[str, dict[str, Any]] = {
     "plain": {"message_id": 1, "error_type": "KeyError", "error": "no such key: 'a'", "payload": {"a": {"b": 42}}},

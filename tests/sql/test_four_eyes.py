@@ -3,9 +3,9 @@
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.clock import Clock
-from tests.sql.plan_kit import adds_up, change, die, plan, predictions, replay_of, start, states, step, steps, work_all
-from tests.sql.support import Connect, Connection, column, create, refused, rows, value, waiting
+from tests.kit.clock import Clock
+from tests.kit.plans import adds_up, change, die, plan, predictions, replay_of, start, states, step, steps, work_all
+from tests.kit.sql import Connect, Connection, column, create, refused, rows, value, waiting
 
 
 @pytest.fixture

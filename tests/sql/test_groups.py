@@ -7,9 +7,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.clock import Clock
-from tests.sql.plan_kit import adds_up, bury, change, die, die_of, events, kill_all, letter_of
-from tests.sql.support import (
+from tests.kit.clock import Clock
+from tests.kit.plans import adds_up, bury, change, die, die_of, events, kill_all, letter_of
+from tests.kit.sql import (
     Connect,
     Connection,
     Row,

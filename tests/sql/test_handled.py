@@ -2,18 +2,7 @@
 
 import pytest
 
-from tests.sql.support import (
-    Connection,
-    claim,
-    column,
-    create,
-    fail_all,
-    pages_read,
-    refused,
-    row,
-    send,
-    value,
-)
+from tests.kit.sql import Connection, claim, column, create, fail_all, pages_read, refused, row, send, value
 
 
 @pytest.fixture

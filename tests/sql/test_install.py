@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from bartleby import dev
-from tests.sql.support import (
+from tests.kit.sql import (
     ROLES,
     SQL,
     Connect,

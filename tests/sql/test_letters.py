@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.clock import Clock, move_clock
-from tests.sql.letter_kit import counted, found, letter, listed_ids, page, pages
-from tests.sql.support import (
+from tests.kit.clock import Clock, move_clock
+from tests.kit.letters import counted, found, letter, listed_ids, page, pages
+from tests.kit.sql import (
     Connect,
     Connection,
     Row,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.sql.support import Connection, refused, row, rows, value
+from tests.kit.sql import Connection, refused, row, rows, value
 
 EMPTY = '""'
 TRY = "select * from bartleby.try_patch(%s::jsonb, %s::jsonb)"

@@ -6,8 +6,8 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from tests.clock import Clock
-from tests.sql.plan_kit import (
+from tests.kit.clock import Clock
+from tests.kit.plans import (
     adds_up,
     bury,
     change,
@@ -28,7 +28,7 @@ from tests.sql.plan_kit import (
     steps,
     work_all,
 )
-from tests.sql.support import (
+from tests.kit.sql import (
     Connect,
     Connection,
     ack,

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.clock import Clock
-from tests.sql.plan_kit import (
+from tests.kit.clock import Clock
+from tests.kit.plans import (
     adds_up,
     change,
     command,
@@ -28,18 +28,7 @@ from tests.sql.plan_kit import (
     steps,
     work_all,
 )
-from tests.sql.support import (
-    Connect,
-    Connection,
-    claim,
-    column,
-    create,
-    refused,
-    row,
-    rows,
-    value,
-    waiting,
-)
+from tests.kit.sql import Connect, Connection, claim, column, create, refused, row, rows, value, waiting
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from bartleby import dev, schema
-from tests.sql.support import Connection, rows
+from tests.kit.sql import Connection, rows
 
 FOUND = sorted(Path("/usr/lib/postgresql").glob("*/lib/plpgsql_check.so"))
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.sql.support import (
+from tests.kit.sql import (
     Connect,
     Connection,
     claim,

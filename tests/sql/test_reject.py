@@ -5,19 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.sql.support import (
-    Claim,
-    Connection,
-    claim,
-    create,
-    fail_all,
-    refused,
-    reject,
-    row,
-    send,
-    send_count,
-    stats,
-)
+from tests.kit.sql import Claim, Connection, claim, create, fail_all, refused, reject, row, send, send_count, stats
 
 Settle = Callable[[Connection, Claim], object]
 

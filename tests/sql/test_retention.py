@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.clock import Clock
-from tests.sql.plan_kit import (
+from tests.kit.clock import Clock
+from tests.kit.plans import (
     adds_up,
     bury,
     change,
@@ -24,7 +24,7 @@ from tests.sql.plan_kit import (
     steps,
     work_all,
 )
-from tests.sql.support import (
+from tests.kit.sql import (
     Connect,
     Connection,
     ack,

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from tests.sql.event_kit import put_sink
-from tests.sql.support import (
+from tests.kit.events import put_sink
+from tests.kit.sql import (
     ROLES,
     Claim,
     Connect,

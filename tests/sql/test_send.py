@@ -7,8 +7,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.clock import move_clock
-from tests.sql.support import (
+from tests.kit.clock import move_clock
+from tests.kit.sql import (
     Connect,
     Connection,
     ack,

@@ -2,18 +2,8 @@
 
 import pytest
 
-from tests.clock import move_clock
-from tests.sql.support import (
-    Connect,
-    Connection,
-    claim,
-    column,
-    create,
-    drain,
-    refused,
-    send,
-    waiting,
-)
+from tests.kit.clock import move_clock
+from tests.kit.sql import Connect, Connection, claim, column, create, drain, refused, send, waiting
 
 
 @pytest.fixture

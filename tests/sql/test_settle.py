@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.clock import Clock
-from tests.sql.support import (
+from tests.kit.clock import Clock
+from tests.kit.sql import (
     Claim,
     Connect,
     Connection,

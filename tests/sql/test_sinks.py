@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.clock import Clock
-from tests.sql.event_kit import (
+from tests.kit.clock import Clock
+from tests.kit.events import (
     about,
     audited,
     documents,
@@ -21,8 +21,8 @@ from tests.sql.event_kit import (
     report,
     sink_of,
 )
-from tests.sql.plan_kit import bury, change, command, die, die_of, events, started, steps
-from tests.sql.support import (
+from tests.kit.plans import bury, change, command, die, die_of, events, started, steps
+from tests.kit.sql import (
     Connect,
     Connection,
     Row,

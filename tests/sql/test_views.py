@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.clock import move_clock
-from tests.sql.support import (
+from tests.kit.clock import move_clock
+from tests.kit.sql import (
     Connect,
     Connection,
     ack,

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from tests.clock import Clock
-from tests.sql.support import (
+from tests.kit.clock import Clock
+from tests.kit.sql import (
     Connect,
     Connection,
     ack,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.clock import Clock
-from tests.sql.support import (
+from tests.kit.clock import Clock
+from tests.kit.sql import (
     Connect,
     Connection,
     Row,

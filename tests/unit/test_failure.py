@@ -17,7 +17,7 @@ from bartleby.anatomy import type_name
 from bartleby.errors import InvalidSettings
 from bartleby.failure import Evidence, Recorder
 from bartleby.redaction import Redactor
-from tests import poison
+from tests.kit import poison
 
 Stopwatch = Callable[[Callable[[], object]], float]
 

@@ -27,7 +27,7 @@ from psycopg import errors as pg
 from bartleby.errors import InvalidPayload, InvalidPolicy, NoConnection, UndecodablePayload
 from bartleby.outcomes import AlreadyHandled, Retry, Snooze, Terminal
 from bartleby.policy import RetryPolicy, Ruling, classify
-from tests import poison
+from tests.kit import poison
 
 durations = st.one_of(st.floats(0, 1e6), st.timedeltas(timedelta(0), timedelta(days=30)))
 attempts = st.one_of(st.integers(1, 40), st.integers(1, 32_000))

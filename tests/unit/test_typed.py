@@ -28,7 +28,7 @@ import pytest
 from bartleby.errors import InvalidPayload, UndecodablePayload
 from bartleby.message import decode
 from bartleby.typed import converter
-from tests import poison
+from tests.kit import poison
 
 T = TypeVar("T")
 OrderId = NewType("OrderId", int)

@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from bartleby import Client, Failure
-from tests.integration.burying import bury
-from tests.web.api_kit import API, WHY, every
+from tests.kit.api import API, WHY, every
+from tests.kit.burying import bury
 from tests.web.conftest import ClientAs, visiting
 
 ROLES = ("reader", "agent", "operator", "admin")

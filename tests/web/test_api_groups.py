@@ -4,8 +4,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from bartleby import Client
-from tests.integration.burying import bury
-from tests.web.api_kit import API, SECRET, get, post, said, shop
+from tests.kit.api import API, SECRET, get, post, said, shop
+from tests.kit.burying import bury
 from tests.web.conftest import ClientAs
 
 

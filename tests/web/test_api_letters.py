@@ -9,8 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from bartleby import Client
-from tests.integration.burying import bury, statuses
-from tests.web.api_kit import API, BIG, SECRET, get, post, said, shop
+from tests.kit.api import API, BIG, SECRET, get, post, said, shop
+from tests.kit.burying import bury, statuses
 from tests.web.conftest import ClientAs
 
 

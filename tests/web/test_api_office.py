@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from bartleby import Client
-from tests.integration.burying import bury
-from tests.web.api_kit import API, SECRET, WHY, get, post, said, shop
+from tests.kit.api import API, SECRET, WHY, get, post, said, shop
+from tests.kit.burying import bury
 from tests.web.conftest import ClientAs, visiting
 
 

@@ -3,8 +3,8 @@
 from fastapi.testclient import TestClient
 
 from bartleby import Client
-from tests.integration.burying import statuses
-from tests.web.api_kit import API, WHY, get, post, said, shop
+from tests.kit.api import API, WHY, get, post, said, shop
+from tests.kit.burying import statuses
 from tests.web.conftest import ClientAs
 
 KEY = {"Idempotency-Key": "4d1f"}

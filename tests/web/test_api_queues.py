@@ -4,7 +4,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from bartleby import Client
-from tests.web.api_kit import API, WHY, get, post, said, shop
+from tests.kit.api import API, WHY, get, post, said, shop
 from tests.web.conftest import ClientAs
 
 

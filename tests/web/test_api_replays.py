@@ -6,8 +6,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from bartleby import Client
-from tests.integration.burying import bury
-from tests.web.api_kit import API, BIG, SECRET, WHY, get, post, said, shop
+from tests.kit.api import API, BIG, SECRET, WHY, get, post, said, shop
+from tests.kit.burying import bury
 from tests.web.conftest import ClientAs
 
 

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 
 from bartleby import Client
 from bartleby.surfaces.web import ConsoleSettings, console
-from tests.integration.burying import bury
+from tests.kit.burying import bury
 from tests.web.conftest import add_token
 
 EXAMPLES = 8

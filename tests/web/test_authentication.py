@@ -20,7 +20,7 @@ from bartleby.hashing import digest, new_token, slow_digest
 from bartleby.principal import Principal, Role
 from bartleby.surfaces.web import ConsoleSettings, ProxySettings, console
 from bartleby.surfaces.web.authenticating import _AT_ONCE, _MOST_WAITING, COOKIE
-from tests.web.api_kit import every
+from tests.kit.api import every
 from tests.web.conftest import ClientAs, add_token, visiting
 
 OPEN = {"/api/v1/health", "/login", "/static/{version}/{name:path}"}

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 
 from bartleby import dev
 from bartleby.surfaces.web import ConsoleSettings, console
-from tests.integration.proxy import Proxy
+from tests.kit.proxy import Proxy
 from tests.web.conftest import LOCAL, visiting
 
 Connection = psycopg.Connection[tuple[object, ...]]

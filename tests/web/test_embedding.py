@@ -16,11 +16,11 @@ from fastapi.testclient import TestClient
 
 from bartleby import Client, dev
 from bartleby.surfaces.web.authenticating import COOKIE
-from tests.conftest import NUMBERS, Connection, database_dsn
-from tests.web import hosting
-from tests.web.api_kit import shop
+from tests.kit import hosting
+from tests.kit.api import shop
+from tests.kit.database import NUMBERS, Connection, database_dsn
+from tests.kit.hosting import OURS, Serving
 from tests.web.conftest import SAME, add_token
-from tests.web.hosting import OURS, Serving
 
 INSIDE = "/internal/bartleby"
 HOSTS = {"fastapi": "fastapi_shop:app", "starlette": "starlette_shop:app", "django": "asgi:application"}

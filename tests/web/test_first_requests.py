@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from bartleby import Client
 from bartleby.surfaces.web import ConsoleSettings, ProxySettings, console
 from bartleby.surfaces.web.paths import without_host
-from tests.web.api_kit import API, BIG, WHY, every, get, said, shop
+from tests.kit.api import API, BIG, WHY, every, get, said, shop
 from tests.web.conftest import ClientAs, visiting
 from tests.web.test_api_doors import TABLE
 

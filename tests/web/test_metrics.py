@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from bartleby import Client, __version__
-from tests.integration.burying import bury
+from tests.kit.burying import bury
 from tests.web.conftest import ClientAs, visiting
 
 LINE = re.compile(r"^(?P<name>[a-z_]+)(\{(?P<labels>.*)\})? (?P<value>-?\d+(\.\d+)?([eE][+-]?\d+)?)$")

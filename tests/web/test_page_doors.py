@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from bartleby import Client
 from bartleby.surfaces.web import ConsoleSettings, console
-from tests.web.api_kit import API, WHY, every
+from tests.kit.api import API, WHY, every
 from tests.web.conftest import SAME, ClientAs, add_token, visiting
 from tests.web.test_api_doors import SECRET, Shop, shop
 

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from bartleby import Client, Failure
 from bartleby.surfaces.web.pages.words import FIELDS, paths_in
-from tests.integration.burying import bury, statuses
+from tests.kit.burying import bury, statuses
 from tests.web.conftest import SAME, ClientAs, visiting
 
 BY = {"actor": "ana", "reason": "testing"}

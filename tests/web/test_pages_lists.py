@@ -19,7 +19,7 @@ from bartleby.surfaces.web.pages.columns import cells, chosen, offered
 from bartleby.surfaces.web.pages.heaps import heaps
 from bartleby.surfaces.web.pages.hearing import heard
 from bartleby.surfaces.web.pages.showing import hours
-from tests.integration.burying import bury, statuses
+from tests.kit.burying import bury, statuses
 from tests.web.conftest import SAME, ClientAs
 from tests.web.test_pages_parts import group
 

@@ -19,7 +19,7 @@ from starlette.types import Message
 from bartleby import Client
 from bartleby.principal import Principal, Role
 from bartleby.surfaces.web import live
-from tests.integration.burying import bury
+from tests.kit.burying import bury
 from tests.web.conftest import LOCAL, ClientAs
 
 

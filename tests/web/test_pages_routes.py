@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from bartleby import Client
 from bartleby.surfaces.web import ConsoleSettings, console
 from bartleby.surfaces.web.pages.assets import asset
-from tests.integration.burying import bury
+from tests.kit.burying import bury
 from tests.web.conftest import SAME, ClientAs, add_token, visiting
 
 

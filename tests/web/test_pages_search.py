@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from bartleby import Client
 from bartleby.surfaces.web.pages import letters as page
-from tests.integration.burying import bury
+from tests.kit.burying import bury
 
 
 def look_at_two(conn: psycopg.Connection[Any]) -> None:

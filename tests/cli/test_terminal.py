@@ -1,0 +1,291 @@
+"""A worker on a terminal: what handlers print, what Ctrl-C says, and that it ends whatever a handler does."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+import pytest
+
+from bartleby import Bartleby
+from bartleby.surfaces.cli import work
+from tests.kit.worker import ENVIRONMENT, LONG, Program, state, until
+
+Conn = psycopg.Connection[tuple[Any, ...]]
+
+SHOP = """
+import asyncio, pathlib, sys, time
+from bartleby import Bartleby
+
+app = Bartleby()
+
+def note(text):
+    with open("notes", "a") as file:
+        file.write(text + "\\n")
+
+@app.handler("prints", concurrency=1)
+def prints(message):
+    if message.payload == "half":
+        print("half", end="", flush=True)
+        time.sleep(0.5)  # a status line comes several times a second
+        print(" and whole")
+    elif message.payload == "stderr":
+        print("to stderr", file=sys.stderr)
+    elif message.payload == "buffer":
+        sys.stdout.buffer.write(b"bytes\\n")
+        sys.stdout.buffer.flush()
+    elif message.payload == "encoding":
+        note(sys.stdout.encoding.lower())
+    else:
+        print("fulfilled", message.payload)
+
+@app.handler("slow")
+def slow(message):
+    note("begin")
+    while True:
+        time.sleep(0.01)
+
+@app.handler("blocks")
+async def blocks(message):
+    note("begin")
+    while message.payload == "go" and not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    if message.payload != "go":
+        time.sleep(message.payload)
+    note("end")
+
+@app.handler("stubborn")
+async def stubborn(message):
+    note("begin")
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            note("no")
+"""
+
+
+class Terminal:
+    """`bartleby work shop:app` with a terminal of 100 columns, and the lines that stand on it."""
+
+    def __init__(self, dsn: str, *arguments: str, cwd: Path) -> None:
+        self._mine, its = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bartleby", "--dsn", dsn, "work", "shop:app", *arguments],
+            cwd=cwd,
+            env={**ENVIRONMENT, "COLUMNS": "100"},
+            stdin=its,
+            stdout=its,
+            stderr=its,
+        )
+        os.close(its)
+        self._seen = b""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                some = os.read(self._mine, 65536)
+            except OSError:  # the other side was closed
+                return
+            self._seen += some
+
+    @property
+    def lines(self) -> list[str]:
+        """Return what a person sees now."""
+        lines, column = [""], 0
+        text = self._seen.decode().replace("\x1b[K", "\0")
+        for each in text:
+            if each == "\n":
+                lines.append("")
+                column = 0
+            elif each == "\r":
+                column = 0
+            elif each == "\0":
+                lines[-1] = lines[-1][:column]
+            else:
+                lines[-1] = lines[-1][:column] + each + lines[-1][column + 1 :]
+                column += 1
+        return lines
+
+    def wait_for(self, text: str) -> None:
+        until(lambda: any(text in line for line in self.lines), LONG, f"{text!r} among {self.lines}")
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self, seconds: float = LONG) -> int:
+        return self.process.wait(seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(5)
+        os.close(self._mine)
+
+
+@pytest.fixture
+def app(dsn: str) -> Iterator[Bartleby]:
+    made = Bartleby(dsn)
+    for queue in ("prints", "slow", "blocks", "stubborn"):
+        made.client.create_queue(queue)
+    yield made
+    made.client.close()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(SHOP)
+    return tmp_path
+
+
+def notes(shop: Path) -> list[str]:
+    file = shop / "notes"
+    return file.read_text().split() if file.exists() else []
+
+
+def is_status(line: str) -> bool:
+    return "running" in line and "done" in line
+
+
+# What handlers print
+
+
+def test_what_a_handler_prints_stands_above_the_status_line(app: Bartleby, shop: Path, dsn: str) -> None:
+    with Terminal(dsn, cwd=shop) as terminal:
+        terminal.wait_for("running 0")
+        app.send_many("prints", [{"payload": each} for each in (1, 2, "half", 3)])
+        terminal.wait_for("done 4")
+        lines = terminal.lines
+        terminal.interrupt()
+        assert terminal.end() == 0
+        last = terminal.lines
+    printed = [line for line in lines if "fulfilled" in line or "half" in line]
+    assert printed == ["fulfilled 1", "fulfilled 2", "half and whole", "fulfilled 3"]
+    assert [is_status(line) for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert not any(is_status(line) for line in last)  # it is taken away at the end
+    assert [line for line in last if "fulfilled" in line or "half" in line] == printed
+
+
+def test_what_a_handler_says_on_standard_error_stands_above_it_as_well(app: Bartleby, shop: Path, dsn: str) -> None:
+    with Terminal(dsn, cwd=shop) as terminal:
+        terminal.wait_for("running 0")
+        app.send("prints", "stderr")
+        terminal.wait_for("to stderr")
+        assert "to stderr" in terminal.lines
+
+
+@pytest.mark.parametrize("what", ["buffer", "encoding"])
+def test_standard_output_is_all_that_it_is_elsewhere(
+    app: Bartleby, conn: Conn, *, shop: Path, dsn: str, what: str
+) -> None:
+    """A handler must not fail only because somebody looks."""
+    with Terminal(dsn, cwd=shop) as terminal:
+        terminal.wait_for("running 0")
+        app.send("prints", what)
+        until(lambda: state(conn, "prints")[:2] == (0, 0))
+    assert state(conn, "prints") == (0, 0, 0, 0)
+
+
+# Ctrl-C
+
+
+def test_the_first_interruption_says_what_is_waited_for_and_the_second_does_not_wait(
+    app: Bartleby, conn: Conn, shop: Path, dsn: str
+) -> None:
+    app.send("slow", 1)
+    with Terminal(dsn, "--grace", "50", cwd=shop) as terminal:
+        until(lambda: notes(shop) == ["begin"])
+        terminal.interrupt()
+        terminal.wait_for("finishing 1 running handler")
+        said = next(line for line in terminal.lines if "finishing" in line)
+        assert "50 s" in said
+        assert "again" in said
+        assert terminal.process.poll() is None
+        terminal.interrupt()
+        assert terminal.end() == 0
+    assert state(conn, "slow")[1] == 0
+
+
+def test_an_idle_worker_has_nothing_to_wait_for(app: Bartleby, shop: Path, dsn: str) -> None:
+    with Terminal(dsn, cwd=shop) as terminal:
+        terminal.wait_for("running 0")
+        terminal.interrupt()
+        assert terminal.end() == 0
+        terminal.wait_for("has stopped")
+        assert not any("finishing" in line for line in terminal.lines)
+
+
+def test_one_interruption_while_a_handler_blocks_the_loop_is_heard_when_it_is_free(
+    app: Bartleby, conn: Conn, shop: Path, dsn: str
+) -> None:
+    app.send_many("blocks", [{"payload": "go"}, {"payload": "go"}])
+    with Program(dsn, "shop:app", "--queue", "blocks", "--concurrency", "1", "--log", "json", cwd=shop) as program:
+        until(lambda: notes(shop) == ["begin"])
+        program.term()
+        (shop / "go").touch()
+        assert program.end() == 0
+        assert program.events()[-1]["done"] == 1
+    assert notes(shop) == ["begin", "end"]
+    ready, leased, deferred, _ = state(conn, "blocks")
+    assert (ready + deferred, leased) == (1, 0)
+
+
+def test_a_second_interruption_ends_a_worker_whose_loop_is_blocked(
+    app: Bartleby, conn: Conn, shop: Path, dsn: str
+) -> None:
+    impatient = "from bartleby.surfaces.cli import main, work; work._LAST_MOMENTS = 0.5; main()"
+    command = [sys.executable, "-c", impatient]
+    app.send("blocks", 60)
+    process = subprocess.Popen(
+        [*command, "--dsn", dsn, "work", "shop:app"], cwd=shop, env=ENVIRONMENT, stderr=subprocess.DEVNULL
+    )
+    try:
+        until(lambda: notes(shop) == ["begin"])
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.7)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LONG) == 1
+    finally:
+        process.kill()
+        process.wait()
+    assert work._LAST_MOMENTS <= 10
+    assert state(conn, "blocks")[1] == 1  # until its lease lapses
+
+
+def test_a_second_signal_ends_a_worker_whose_coroutine_does_not_let_itself_be_cancelled(
+    app: Bartleby, conn: Conn, shop: Path, dsn: str
+) -> None:
+    app.send("stubborn", 1)
+    with Program(dsn, "shop:app", "--grace", "50", "--log", "json", cwd=shop) as program:
+        until(lambda: notes(shop) == ["begin"])
+        program.term()
+        program.wait_for("worker.stopping")
+        program.term()
+        assert program.end() == 0
+        assert program.events()[-1]["event"] == "worker.stopped"
+    assert "no" in notes(shop)
+    assert state(conn, "stubborn")[1] == 0
+
+
+def test_the_grace_ends_a_worker_whose_coroutine_does_not_let_itself_be_cancelled(
+    app: Bartleby, conn: Conn, shop: Path, dsn: str
+) -> None:
+    app.send("stubborn", 1)
+    with Program(dsn, "shop:app", "--grace", "0.2", cwd=shop) as program:
+        until(lambda: notes(shop) == ["begin"])
+        program.term()
+        assert program.end() == 0
+    assert state(conn, "stubborn")[1] == 0

@@ -1,0 +1,119 @@
+"""Generations: in a rolling deployment old workers leave new messages to new ones."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from bartleby import Bartleby, Message
+from tests.kit.worker import drain, row, state, until, working
+
+Conn = psycopg.Connection[tuple[Any, ...]]
+
+
+@pytest.fixture
+def seen() -> list[tuple[object, int | None]]:
+    return []
+
+
+@pytest.fixture
+def make(dsn: str, seen: list[tuple[object, int | None]]) -> Iterator[Any]:
+    made: list[Bartleby] = []
+
+    def make_app(generation: int | None, **options: Any) -> Bartleby:
+        app = Bartleby(dsn, generation=generation, **options)
+        made.append(app)
+
+        @app.handler("orders", retry={"max_attempts": 1})
+        def handle(message: Message) -> None:
+            seen.append((message.payload, message.generation))
+            if message.payload == "bad":
+                raise ValueError
+
+        app.client.create_queue("orders")
+        return app
+
+    yield make_app
+    for app in made:
+        app.client.close()
+
+
+def test_a_newer_message_is_released_uncharged_and_left_to_a_newer_worker(
+    make: Any, conn: Conn, seen: list[tuple[object, int | None]]
+) -> None:
+    old, new = make(1), make(2)
+    sent = [new.send("orders", "new"), old.send("orders", "old")]
+    assert drain(old) == {"released": 1, "done": 1}
+    assert seen == [("old", 1)]
+    found = new.client.find_message(sent[0])
+    assert found is not None
+    assert (found.attempts, found.generation, found.state) == (0, 2, "deferred")
+    assert not new.client.attempts(sent[0])
+    conn.execute("update bartleby.deferred set run_at = bartleby.clock()")
+    assert drain(new) == {"done": 1}
+    assert seen[1:] == [("new", 2)]
+    assert state(conn) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("worker", "runs"), [(None, [None, 0]), (0, [None, 0]), (3, [None, 0, 1, 3])])
+def test_what_a_worker_runs(
+    make: Any, conn: Conn, seen: list[tuple[object, int | None]], worker: int | None, runs: list[int | None]
+) -> None:
+    app = make(worker)
+    for generation in (None, 0, 1, 3, 4):
+        app.client.send("orders", 1, generation=generation)
+    drain(app)
+    assert sorted((each for _, each in seen), key=str) == sorted(runs, key=str)
+
+
+def test_a_message_of_a_newer_generation_spoils_no_other_of_its_batch(
+    make: Any, seen: list[tuple[object, int | None]]
+) -> None:
+    app = make(1)
+    app.client.send_many("orders", [{"payload": number, "generation": 1 + number % 2} for number in range(40)])
+    assert drain(app) == {"released": 20, "done": 20}
+    assert sorted(payload for payload, _ in seen) == list(range(0, 40, 2))  # type: ignore[type-var]
+
+
+def test_the_generation_of_the_app_is_stamped_on_what_it_sends(make: Any, conn: Conn) -> None:
+    app = make(5)
+    app.send("orders", 1)
+    app.send("orders", 1, generation=2)
+    app.send_many("orders", [{"payload": 1}, {"payload": 1, "generation": 3}])
+    with psycopg.connect(str(app.settings.dsn)) as mine:
+        app.send("orders", 1, connection=mine)
+    found = conn.execute("select generation from bartleby.messages order by message_id").fetchall()
+    assert [each for (each,) in found] == [5, 2, 5, 3, 5]
+
+
+def test_a_running_worker_that_is_too_old_comes_back_to_it_and_goes_on(
+    make: Any, conn: Conn, seen: list[tuple[object, int | None]]
+) -> None:
+    app = make(1)
+    with working(app) as running:
+        app.client.send("orders", "new", generation=2)
+        until(lambda: running.worker.counts["released"] == 1)
+        app.send("orders", "old")
+        until(lambda: running.worker.counts["done"] == 1)
+        wait = row(conn, "select extract(epoch from run_at - bartleby.clock())::float8 from bartleby.messages")
+        assert 0 < wait < 61  # not in a tight circle, and not for long either
+    assert seen == [("old", 1)]
+
+
+def test_a_replay_sets_the_generation(make: Any, conn: Conn, seen: list[tuple[object, int | None]]) -> None:
+    old, new = make(1, version="1.0"), make(2, version="2.0")
+    sent = new.send("orders", "bad")
+    assert drain(new) == {"dead": 1}
+    letter = old.client.dead_letter(sent)
+    assert letter is not None
+    assert (letter.generation, letter.worker_version) == (2, "2.0")
+    assert [each.worker_version for each in old.client.attempts(sent)] == ["2.0"]
+    new.client.replay([sent], actor="me", reason="fixed")
+    assert drain(old) == {"released": 1}
+    conn.execute("update bartleby.deferred set run_at = bartleby.clock()")
+    assert drain(new) == {"dead": 1}
+    new.client.replay([sent], actor="me", reason="for the old ones", generation=1)
+    assert drain(old) == {"dead": 1}
+    assert seen == [("bad", 2), ("bad", 2), ("bad", 1)]
+    assert [each.worker_version for each in old.client.attempts(sent)] == ["2.0", "2.0", "1.0"]

@@ -1,0 +1,33 @@
+"""A real HTTP server, as a process, for the Sentry sink."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from tests.kit.sinks import harness_webhook, receiver
+from tests.kit.sinks.conformance import Arrival
+
+
+class Harness(harness_webhook.Harness):
+    kind = "sentry"
+    required: ClassVar[Sequence[str]] = ("dsn",)
+    bad_options: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("dsn", "https://example.com/1"),
+        ("dsn", "https://key@example.com/"),
+        ("dsn", "https://key@[::1/1"),
+        ("dsn", "https://key@169.254.169.254/1"),
+        ("dsn", "gopher://key@example.com/1"),
+        ("environment", 7),
+        ("allow_private", ["10.0.0.1/8"]),
+    )
+    too_large: ClassVar[int | None] = None  # payloads are not sent
+    style = "sentry"
+
+    def options(self) -> dict[str, Any]:
+        return {"dsn": f"http://abc123@127.0.0.1:{self.port}/42", "allow_private": ["127.0.0.0/8"]}
+
+    async def arrived(self) -> list[Arrival]:
+        """Return the arrivals by number, as for a webhook."""
+        documents = [[json.loads(line) for line in body.splitlines()] for _, body in receiver.recorded(self.file)]
+        found = [Arrival(event["extra"]["event"], head["event_id"], None) for head, _, event in documents]
+        return sorted(found, key=lambda each: int(each.id.split(".")[1]))

@@ -1,0 +1,67 @@
+"""A real HTTP server, as a process, for the webhook sink."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tests.kit.sinks import receiver
+from tests.kit.sinks.conformance import Arrival, Sink, from_body
+from tests.kit.sinks.servers import Process, free_port
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+class Harness(Sink):
+    kind = "webhook"
+    required: ClassVar[Sequence[str]] = ("url", "secret")
+    bad_options: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("url", "ftp://127.0.0.1/"),
+        ("url", "https://user:password@example.com/"),
+        ("url", "http://169.254.169.254/"),
+        ("secret", "whsec_dG9vIHNob3J0"),
+        ("secret", "not a secret"),
+        ("secret", 7),
+        ("format", "xml"),
+        ("headers", "Authorization"),
+        ("headers", {"Webhook-Id": "mine"}),
+        ("headers", {"X-Two": "a\r\nX-Three: b"}),
+        ("headers", {"X Space": "a"}),
+        ("allow_private", "everything"),
+        ("allow_private", 7),
+        ("allow_http", "yes"),
+        ("concurrency", 0),
+        ("ca", "/nowhere/ca.pem"),
+    )
+    too_large: ClassVar[int | None] = receiver.LARGEST
+    style = "webhook"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.port = free_port()
+        self.file = folder / "arrived"
+        command = [sys.executable, "-m", "tests.kit.sinks.receiver", str(self.port), str(self.file), self.style]
+        self.process = Process(f"{self.style}-receiver", command, self.port, folder)
+
+    def options(self) -> dict[str, Any]:
+        return {"url": f"http://127.0.0.1:{self.port}/hook", "secret": SECRET, "allow_private": True}
+
+    async def start(self) -> None:
+        await self.process.start()
+
+    async def stop(self) -> None:
+        await self.process.stop()
+
+    async def kill(self) -> None:
+        await self.process.kill()
+
+    async def hang(self) -> None:
+        self.process.freeze()
+
+    async def wake(self) -> None:
+        self.process.thaw()
+
+    async def arrived(self) -> list[Arrival]:
+        """Return the arrivals by number: several are sent at once, and only events of one subject have an order."""
+        found = [from_body(body, headers["webhook-id"]) for headers, body in receiver.recorded(self.file)]
+        return sorted(found, key=lambda each: int(each.id.split(".")[1]))

@@ -1,0 +1,290 @@
+"""The eight drills with a stopwatch: what somebody at 3 am has to manage, in how many seconds, with how many clicks.
+
+docs/concepts/on-call-drills.md tells of them, with what was measured: python -m tests.nightly.browser.drill_page
+"""
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from bartleby import Bartleby, Client, Message
+from bartleby.principal import Role
+from bartleby.surfaces.web import live
+from tests.kit.worker import working
+from tests.nightly.browser.conftest import Look, Site, away, is_live, running, status, token, until
+from tests.nightly.browser.shop import bury
+from tests.nightly.browser.stopwatch import drill
+from tests.nightly.browser.test_reading import violations
+
+_log = logging.getLogger("bartleby.drills")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "BEAT", 0.5)
+    monkeypatch.setenv("LOGNAME", "ana")
+
+
+def forty(site: Site) -> Site:
+    """Forty orders died of a missing currency, in production."""
+    site.client.create_queue("orders")
+    site.client.configure_queue("orders", {"max_attempts": 1, "breaker": "off"})
+    orders: list[object] = [{"id": n, "currency": "JPY", "customer": {"id": 42 + n}} for n in range(40)]
+    ids = bury(site.client, "orders", orders, kind="KeyError", error="'JPY'", key="order")
+    site.ids = {"first": ids[0], "group": int(site.client.groups(limit=1)[0].id)}
+    return site
+
+
+@pytest.fixture
+def night(dsn: str) -> Iterator[Site]:
+    with running(dsn, environment="production") as site:
+        yield forty(site)
+
+
+@pytest.fixture
+def mended(night: Site) -> Iterator[None]:
+    """A worker in which the currency is there."""
+    app = Bartleby(night.dsn)
+
+    @app.handler("orders")
+    async def fulfil(message: Message) -> None:
+        assert message.payload
+
+    with working(app):
+        yield
+    app.client.close()
+
+
+def statuses(client: Client, site: Site) -> set[str]:
+    return {status(client, site.ids["first"] + n) for n in range(40)}
+
+
+def test_drill_a_from_the_link_of_an_alert_to_a_replayed_fix(night: Site, mended: None, look: Look) -> None:
+    """Drill a: from the link of an alert to a replayed fix."""
+    page = look.at("about:blank")
+    with drill(page, "a", seconds=60, clicks=6) as made:
+        page.goto(f"{night.url}/groups/{night.ids['group']}")
+        expect(page.locator(".culprit")).to_have_text("/srv/shop/billing.py:41 in charge")
+        made.picture(page, "cause")
+        page.get_by_label("Reason").first.click()
+        page.keyboard.type("JPY has its rate")
+        page.keyboard.press("Tab")
+        page.keyboard.type("5")
+        page.get_by_role("button", name="Plan a replay of 40 letters").click()
+        expect(page.locator("#progress")).to_contain_text("40 of 40 letters will run")
+        made.picture(page, "plan")
+        page.get_by_label("To be sure, type 40").click()
+        page.keyboard.type("40")
+        page.get_by_role("button", name="Replay 40 letters").click()
+        expect(page.locator("#progress")).to_contain_text("40 done, 0 died again", timeout=50_000)
+    made.picture(page, "done")
+    assert statuses(night.client, night) == {"resolved"}
+
+
+def test_drill_b_one_order_of_one_customer_is_found(night: Site, look: Look) -> None:
+    """Drill b: find one order of one customer."""
+    page = look.at("about:blank")
+    page.goto(f"{night.url}/")
+    is_live(page)
+    with drill(page, "b", seconds=15) as made:
+        page.reload()
+        is_live(page)
+        page.keyboard.press("/")
+        page.keyboard.type("payload.customer.id:49")
+        page.keyboard.press("Enter")
+        expect(page.locator("[data-row]")).to_have_count(1)
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_contain_text(f"Letter {night.ids['first'] + 7}")
+        expect(page.locator(".tree").first).to_contain_text("49")
+    made.picture(page, "found")
+
+
+def test_drill_c_a_group_that_was_discarded_by_mistake_comes_back_whole(night: Site, look: Look) -> None:
+    """Drill c: discard the wrong group, and restore it."""
+    night.client.hold([night.ids["first"] + 3], actor="ben", reason="evidence")
+    page = look.at("about:blank")
+    with drill(page, "c", seconds=20) as made:
+        page.goto(f"{night.url}/groups/{night.ids['group']}")
+        page.locator("summary", has_text="Discard its letters").click()
+        page.get_by_role("button", name="Discard 40 letters…").click()
+        expect(page.locator("h1")).to_have_text("Discard 40 letters?")
+        made.picture(page, "asked")
+        page.get_by_label("Reason").click()
+        page.keyboard.type("test data")
+        page.keyboard.press("Tab")
+        page.keyboard.type("40")
+        page.keyboard.press("Enter")
+        expect(page.locator("#notices")).to_contain_text("39 letters discarded; 1 left alone")
+        assert statuses(night.client, night) == {"discarded", "dead"}
+        made.picture(page, "discarded")
+        page.get_by_role("button", name="Undo").click()
+        expect(page.locator("#notices")).to_contain_text("39 letters are dead again")
+    assert statuses(night.client, night) == {"dead"}
+
+
+def test_drill_d_two_operators_at_the_same_letters(dsn: str, look: Look) -> None:
+    """Drill d: two operators race, for a letter and for a plan; one wins, the other is told."""
+    with running(dsn, environment="production", authenticate=True) as site:
+        letter = forty(site).ids["first"]
+        others = [letter + n for n in range(1, 40)]
+        plan = site.client.plan_replay(ids=others, actor="cleo", reason="mended")
+        people = {name: look.at("about:blank", **known(site, name)) for name in ("ana", "ben")}
+        with drill(people["ben"], "d", seconds=60) as made:
+            for page in people.values():
+                page.goto(f"{site.url}/letters/{letter}")
+                page.locator("summary", has_text="Discard it").click()
+                page.keyboard.press("Tab")
+                page.keyboard.type("refunded")
+            winner, loser = race(people, f"Discard letter {letter}", f"Letter {letter} is discarded")
+            expect(people[loser].locator("#notices")).to_contain_text(f"discarded by {winner}")
+            made.picture(people[loser], "told")
+            for page in people.values():
+                page.goto(f"{site.url}/operations/{plan}")
+                page.get_by_label("To be sure, type 39").click()
+                page.keyboard.type("39")
+            starter, other = race(people, "Replay 39 letters", f"Replay {plan} runs")
+            expect(people[other].locator("#notices")).to_contain_text(f"Replay {plan} is running: nothing to start")
+        deeds = {each.action: each.actor for each in site.client.audit_log(limit=100)}
+        assert deeds["letter.discard"] == winner
+        assert deeds["replay.start"] == starter
+        assert len(site.client.audit_log(limit=100, action="letter.discard")) == 1
+
+
+def known(site: Site, name: str) -> dict[str, object]:
+    return {"extra_http_headers": {"Authorization": f"Bearer {token(site, name, Role.OPERATOR)}"}}
+
+
+def race(people: dict[str, Page], button: str, won: str) -> tuple[str, str]:
+    """Both press it, and nobody waits for an answer; return who won and who did not."""
+    for page in people.values():
+        page.get_by_role("button", name=button).click(no_wait_after=True)
+    told = {}
+    for name, page in people.items():
+        expect(page.locator("#notices")).not_to_be_empty()
+        told[name] = page.locator("#notices").inner_text()
+    assert sum(won in each for each in told.values()) == 1, told
+    winner, loser = sorted(people, key=lambda name: won not in told[name])
+    return winner, loser
+
+
+def test_drill_e_by_keyboard_alone_from_now_to_a_probe_that_is_done(night: Site, mended: None, look: Look) -> None:
+    """Drill e: by keyboard alone, from what is wrong to a probe that is done."""
+    page = look.at("about:blank")
+    with drill(page, "e", seconds=60, clicks=0) as made:
+        page.goto(f"{night.url}/")
+        is_live(page)
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        page.wait_for_url(re.compile("/groups/"))
+        page.keyboard.type("gl")
+        page.wait_for_url(re.compile("/letters"))
+        is_live(page)
+        page.keyboard.press("j")
+        page.keyboard.press("o")
+        page.wait_for_url(re.compile(r"/letters/\d+"))
+        is_live(page)
+        page.keyboard.press("r")
+        page.keyboard.press("Enter")
+        expect(page.locator("#fate")).to_contain_text("done", timeout=30_000)
+    made.picture(page, "done")
+
+
+def test_drill_f_on_a_phone_the_bleeding_is_stopped(night: Site, look: Look) -> None:
+    """Drill f: on a phone, 360 pixels wide, find what is wrong and stop it."""
+    page = look.at("about:blank", viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    with drill(page, "f", seconds=60, clicks=6) as made:
+        page.goto(f"{night.url}/")
+        made.picture(page, "now")
+        page.get_by_role("link", name="KeyError: 'JPY'", exact=True).tap()
+        expect(page.locator(".culprit")).to_have_text("/srv/shop/billing.py:41 in charge")
+        page.get_by_role("link", name="What to do").tap()
+        page.locator("summary", has_text="Stop the bleeding").tap()
+        form = page.locator("details.deed", has=page.locator("summary", has_text="Stop the bleeding"))
+        form.get_by_label("Reason").tap()
+        page.keyboard.type("a moment, please")
+        form.get_by_role("button", name="Pause orders").scroll_into_view_if_needed()
+        made.picture(page, "stop")
+        form.get_by_role("button", name="Pause orders").tap()
+        expect(page.locator("#notices")).to_contain_text("is paused")
+    assert night.client.queues()[0].paused
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert too_small(page) == []
+
+
+def too_small(page: Page) -> list[str]:
+    """What a thumb presses and is less than 44 pixels high; what only copies may be 36."""
+    found: list[str] = page.evaluate("""
+      [...document.querySelectorAll("main button, main details.deed > summary, nav a")]
+        .filter((each) => each.offsetParent && each.offsetHeight < (each.matches(".small, .copy") ? 36 : 44))
+        .map((each) => `${each.textContent}: ${each.offsetHeight}`)""")
+    return found
+
+
+def test_drill_g_the_database_is_away_and_comes_back(night: Site, look: Look, admin: object, dsn: str) -> None:
+    """Drill g: the database is away: it is told, what was last seen is there, and it goes on by itself."""
+    page = look.at("about:blank")
+    page.goto(f"{night.url}/queues")
+    is_live(page)
+    with drill(page, "g", seconds=60) as made:
+        with away(admin, dsn.rpartition("/")[2]):
+            expect(page.locator("#pill")).to_contain_text("database away since")
+            page.reload()
+            expect(page.locator("h1")).to_have_text("The database cannot be reached")
+            expect(page.get_by_role("table")).to_contain_text("orders")
+            assert "40" in page.get_by_role("table").inner_text()
+            made.picture(page, "away")
+            assert violations(page) == []
+        # it tries again by itself
+        expect(page.locator("h1")).to_have_text("Queues", timeout=30_000)
+        is_live(page)
+
+
+def test_drill_h_a_thousand_letters_a_minute_move_nothing_under_the_cursor(night: Site, look: Look) -> None:
+    """Drill h: a thousand new letters a minute while somebody reads."""
+    page = look.at("about:blank")
+    with drill(page, "h", seconds=60) as made:
+        page.goto(f"{night.url}/letters")
+        is_live(page)
+        third = page.locator("[data-row]").nth(2)
+        third.hover()
+        text, box = third.locator("a").inner_text(), third.bounding_box()
+        assert box is not None
+        began = time.monotonic()
+        with storm(night.dsn) as told:
+            until(lambda: told[0] >= 100, 40)
+            rate = told[0] * 60 / (time.monotonic() - began)
+            expect(page.locator("#newer")).to_have_text(re.compile(r"^\d{2,} new letters, show$"), timeout=30_000)
+            assert third.locator("a").inner_text() == text
+            assert third.bounding_box() == box
+            assert page.locator("[data-row]").count() == 40
+            made.picture(page, "waiting")
+    _log.info("drill h: %d letters a minute", rate)
+
+
+@contextmanager
+def storm(dsn: str) -> Iterator[list[int]]:
+    """Letters die, twenty a second."""
+    told, stop = [0], threading.Event()
+
+    def run() -> None:
+        with Client(dsn) as client:
+            client.create_queue("storm")
+            began = time.monotonic()
+            while not stop.wait(max(0.0, began + told[0] / 20 - time.monotonic())):
+                bury(client, "storm", [{"n": told[0]}] * 4, kind="OSError", error="no route")
+                told[0] += 4
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield told
+    finally:
+        stop.set()
+        thread.join(30)

@@ -1,0 +1,198 @@
+"""Hands that are quicker than the console, and pages that are older than what they show: nothing is done twice."""
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from bartleby.surfaces.web import live
+from tests.nightly.browser.conftest import Look, Site, away, fill, is_live, status, until
+
+
+def test_a_form_that_is_clicked_twice_is_sent_once(site: Site, look: Look, letters: list[int]) -> None:
+    assert letters
+    page = is_live(look.at(f"{site.url}/groups/{site.client.groups(limit=1)[0].id}"))
+    fill(page, "Replay its letters", "mended")
+    page.get_by_role("button", name="Plan a replay of 12 letters").dblclick()
+    expect(page.locator("h1")).to_have_text("Replay 1")
+    page.goto(f"{site.url}/operations")
+    expect(page.locator("[data-row]")).to_have_count(1)
+
+
+def test_what_was_told_stays_while_the_page_follows_a_letter(site: Site, look: Look, letters: list[int]) -> None:
+    page = is_live(look.at(f"{site.url}/letters/{letters[0]}"))
+    page.get_by_role("button", name=f"Replay letter {letters[0]}").click()
+    notice = page.locator("#notices .notice")
+    expect(notice).to_contain_text("lives again")
+    for _ in range(2):
+        with page.expect_response(lambda each: each.url.endswith(f"/letters/{letters[0]}")):
+            pass
+    expect(notice).to_be_focused()
+
+
+def test_a_form_is_not_sent_again_by_itself_when_the_database_is_back(
+    site: Site, look: Look, letters: list[int], admin: Any
+) -> None:
+    page = is_live(look.at(f"{site.url}/letters?filter=queue:orders"))
+    page.get_by_role("button", name="Discard 12 …").click()
+    page.get_by_label("Reason").fill("a test")
+    with away(admin, site.dsn.rpartition("/")[2]):
+        page.get_by_role("button", name="Discard 12 letters").click()
+        expect(page.locator("main")).to_contain_text("not sent again by itself")
+    assert page.locator("script[src$='down.js']").count() == 0
+    page.get_by_role("link", name="To the start").click()
+    expect(page.locator("#verdict")).to_be_visible()
+    assert {status(site.client, each) for each in letters} == {"dead"}
+
+
+def test_a_form_that_is_open_stays_with_its_worker(site: Site, look: Look) -> None:
+    site.client.create_queue("orders")
+
+    def report(name: str) -> None:
+        site.client.report_worker(name, version="1", queues=["orders"], host="node", pid=1, concurrency=1, running=0)
+
+    report("worker-b")
+    page = is_live(look.at(f"{site.url}/workers"))
+    page.locator("td summary").click()
+    page.get_by_label("Reason").fill("it leaks")
+    page.locator("h1").click()
+    page.mouse.move(0, 0)
+    report("worker-a")
+    look_again = "htmx.trigger(document.getElementById('workers'), 'every')"
+    page.evaluate(look_again)
+    page.locator("td summary").click()
+    with page.expect_response(lambda each: each.url.endswith("/workers")):
+        page.locator("h1").click()
+        page.mouse.move(0, 0)
+        page.evaluate(look_again)
+    expect(page.locator("[data-row]")).to_have_count(2)
+    page.locator("[data-row]", has_text="worker-b").locator("summary").click()
+    expect(page.get_by_role("button", name="Drain worker-b")).to_be_visible()
+    assert page.locator("[data-row]", has_text="worker-b").get_by_label("Reason").input_value() == "it leaks"
+
+
+def test_a_finger_that_has_tapped_a_row_does_not_hold_the_list(site: Site, look: Look) -> None:
+    site.client.create_queue("orders")
+
+    def report(name: str) -> None:
+        site.client.report_worker(name, version="1", queues=["orders"], host="node", pid=1, concurrency=1, running=0)
+
+    report("worker-b")
+    page = is_live(look.at(f"{site.url}/workers", has_touch=True, is_mobile=True))
+    page.locator("[data-row] .second").first.tap()
+    expect(page.locator("[data-row]:hover")).to_have_count(1)
+    report("worker-a")
+    is_held = page.evaluate("""() => new Promise((told) => {
+        addEventListener("htmx:before:request", (event) => told(event.defaultPrevented), { once: true });
+        htmx.trigger(document.getElementById("workers"), "every");
+    })""")
+    assert not is_held
+    expect(page.locator("[data-row]")).to_have_count(2)
+
+
+def test_what_steers_a_queue_follows_it_but_not_under_the_cursor(
+    site: Site, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "BEAT", 0.3)
+    site.client.create_queue("orders")
+    page = look.at("about:blank")
+    page.clock.install()
+    page.goto(f"{site.url}/queues/orders")
+    pause, resume = (is_live(page).get_by_role("button", name=f"{each} orders") for each in ("Pause", "Resume"))
+    pause.hover()
+    site.client.pause_queue("orders", actor="ben", reason="it bleeds")
+    expect(page.locator("#standing")).to_contain_text("It is paused")
+    expect(pause).to_be_visible()
+    page.mouse.move(0, 0)
+    page.clock.fast_forward(5000)
+    expect(resume).to_be_visible()
+    page.get_by_label("Reason").first.fill("it is mended")
+    site.client.resume_queue("orders", actor="ben", reason="done")
+    expect(page.locator("#standing")).not_to_contain_text("It is paused")
+    expect(resume).to_be_visible()
+    page.locator("h1").click()
+    page.clock.fast_forward(5000)
+    expect(pause).to_be_visible()
+    expect(page.get_by_label("Reason").first).to_have_value("it is mended")
+    pause.click()
+    expect(page.locator("#notices")).to_contain_text("Queue orders is paused")
+
+
+@pytest.mark.parametrize("trouble", ["away", "refused"])
+def test_a_chart_whose_past_cannot_be_had_is_left_out_and_nothing_else(site: Site, look: Look, trouble: str) -> None:
+    site.client.create_queue("orders")
+    page = look.at("about:blank")
+    if trouble == "away":
+        page.route("**/live/history**", lambda route: route.abort())
+    else:
+        page.route("**/live/history**", lambda route: route.fulfill(status=503))
+    with page.expect_request("**/live/history**"):
+        page.goto(f"{site.url}/queues/orders")
+    expect(is_live(page).get_by_role("button", name="Pause orders")).to_be_visible()
+    page.evaluate("new Promise((done) => setTimeout(done, 50))")
+    expect(page.locator("[data-chart]")).to_be_hidden()
+
+
+def test_a_queue_that_somebody_else_stops_is_seen_to_stop_and_its_charts_stay(site: Site, look: Look) -> None:
+    site.client.create_queue("orders")
+    now = is_live(look.at(site.url))
+    page = is_live(look.at(f"{site.url}/queues/orders"))
+    site.client.pause_queue("orders", actor="ben", reason="it bleeds")
+    expect(page.locator("#standing")).to_contain_text("It is paused")
+    expect(now.locator("#standing")).to_contain_text("paused")
+    page.reload()
+    expect(is_live(page).locator(".uplot")).to_have_count(2)
+    fill(page, "Resume it").get_by_role("button", name="Resume orders").click()
+    expect(page.locator("#notices")).to_contain_text("hands out messages again")
+    expect(page.locator("[data-chart] .uplot >> visible=true")).to_have_count(2)
+
+
+def test_what_was_ticked_is_counted_again_for_who_comes_back(site: Site, look: Look, letters: list[int]) -> None:
+    page = is_live(look.at(f"{site.url}/letters?filter=queue:orders"))
+    for each in letters[:2]:
+        page.get_by_label(f"Select letter {each}", exact=True).check()
+    page.get_by_role("button", name="Replay 2 …").click()
+    expect(page.get_by_label("Reason of the replay")).to_be_focused()  # nothing is sent without one
+    page.get_by_role("button", name="Discard 2 …").click()
+    expect(page.locator("h1")).to_have_text("Discard 2 letters?")
+    page.go_back()
+    expect(page.locator("[data-selected]")).to_have_text("2 selected")
+    expect(page.get_by_role("button", name="Discard 2 …")).to_be_visible()
+
+
+def test_who_is_asked_on_a_phone_sees_first_what_and_no_is_on_the_key(
+    site: Site, look: Look, letters: list[int]
+) -> None:
+    page = is_live(look.at(f"{site.url}/letters?filter=queue:orders", viewport={"width": 360, "height": 740}))
+    box = page.get_by_label(f"Select letter {letters[0]}", exact=True).bounding_box()
+    assert box is not None
+    assert min(box["width"], box["height"]) >= 24
+    page.keyboard.type("*a")
+    expect(page.locator("[data-selected]")).to_have_text("12 selected")
+    page.get_by_role("button", name="Discard 12 …").click()
+    expect(page.get_by_role("link", name="Leave them alone")).to_be_focused()
+    expect(page.get_by_role("heading", name="Discard 12 letters?")).to_be_in_viewport()
+
+
+def test_an_answer_that_failed_does_not_say_that_nothing_was_done(
+    site: Site, look: Look, letters: list[int], admin: Any
+) -> None:
+    page = is_live(look.at(f"{site.url}/letters/{letters[0]}"))
+    with away(admin, site.dsn.rpartition("/")[2]):
+        page.get_by_role("button", name=f"Replay letter {letters[0]}").click()
+        expect(page.locator("#notices")).to_contain_text("whether it was done is not known")
+        expect(page.locator("#notices")).to_contain_text("Request web-")
+
+
+def test_a_stream_that_is_open_and_says_nothing_is_not_live(
+    site: Site, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = look.at("about:blank")
+    page.clock.install()
+    page.goto(f"{site.url}/queues")
+    is_live(page)
+    beats = site.app.state.heart.beats
+    monkeypatch.setattr(live, "BEAT", 600.0)
+    until(lambda: site.app.state.heart.beats > beats)
+    page.clock.fast_forward(11_000)
+    expect(page.locator("#pill")).to_contain_text("disconnected since")

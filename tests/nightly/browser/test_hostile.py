@@ -1,0 +1,185 @@
+"""Some hundred hostile texts in every field that a stranger writes: on every page they are texts, and nothing else.
+
+Pages that show many at once are opened. Those of single letters and groups, two for each text, are parsed by the same
+browser and looked at, which is as strict about elements, and quick.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from playwright.sync_api import Browser, Page, Request, expect
+
+from bartleby import InvalidQueueName, dev
+from bartleby.surfaces.web.pages.showing import visible
+from tests.kit.database import database_dsn
+from tests.nightly.browser.conftest import Look, Site, is_live, running
+from tests.nightly.browser.hostile import STRINGS, furnish
+
+PLACES = (
+    "/", "/groups", "/groups?sort=last&everything=true", "/groups/{group}", "/letters", "/letters?sort=oldest",
+    "/letters?filter=queue:orders&sort=id", "/letters?filter=queue:mail", "/letters/{whole}", "/operations",
+    "/operations/{plan}", "/queues", "/queues/orders", "/queues/mail", "/workers", "/sinks", "/audit", "/tokens",
+)  # fmt: skip
+# Whatever runs says so; what the policy has stopped is told as well, for it should never come to that.
+WATCH = """
+window.hits = [];
+window.hit = (what) => { window.hits.push(String(what)); };
+for (const name of ["alert", "confirm", "prompt", "open"]) window[name] = (...said) => window.hit(`${name} ${said}`);
+document.addEventListener("securitypolicyviolation", (event) => {
+  window.hit(`policy ${event.violatedDirective} ${event.blockedURI}`);
+});
+"""
+# What a document has that its own templates have not put there.
+STRANGE = """(page) => {
+  const tags = new Set(%s);
+  const found = [];
+  for (const each of page.querySelectorAll("body *, head *")) {
+    if (each.closest("[data-series]")) continue;  // a chart draws itself
+    const tag = each.localName;
+    if (!tags.has(tag)) found.push(`<${tag}>`);
+    for (const { name, value } of each.attributes) {
+      if (/^on|^style$|^srcdoc$|^hx-on/.test(name)) found.push(`${tag} ${name}=${value}`);
+      if (/^(id|name|class|is)$/.test(name) && /hostile/.test(value)) found.push(`${tag} ${name}=${value}`);
+      const address = ["href", "src", "action", "formaction", "data", "xlink:href", "hx-get", "hx-post"].includes(name);
+      const ours = /^(\\/(?!\\/)|#|\\?)/.test(value) || (name === "href" && tag === "a" && /^https?:/.test(value));
+      if (address && !ours) found.push(`${tag} ${name}=${value}`);
+      if (/^hx-/.test(name) && /hostile/.test(value)) found.push(`${tag} ${name}=${value}`);
+    }
+    if (tag === "script" && !each.getAttribute("src")?.includes("/static/")) found.push("<script> of the page");
+  }
+  return found;
+}"""
+TAGS = """
+a aside body br button caption code datalist dd del details dialog div dl dt fieldset footer form h1 h2 h3 header html
+input ins kbd label legend li line link main meta nav ol option p path pre rect script section select small span
+strong summary svg table tbody td template textarea th thead time title tr ul img
+"""
+INVISIBLE = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff\x1b\x07\x08\U000e0068]")
+
+
+@pytest.fixture(scope="module")
+def haunted(server: dev.Server, admin: psycopg.Connection[Any], template: str) -> Iterator[tuple[Site, dict[str, Any]]]:
+    admin.execute(f"create database haunted template {template}".encode())
+    with running(database_dsn(server, "haunted"), environment="production") as site:
+        yield site, furnish(site.client)
+    admin.execute(b"drop database haunted with (force)")
+
+
+@pytest.fixture(scope="module")
+def window(haunted: tuple[Site, dict[str, Any]], browser: Browser) -> Iterator[tuple[Page, list[str]]]:
+    """A page that keeps what ran, and every request that it should not make."""
+    site, _ = haunted
+    look = Look(browser)
+    context = look.context()
+    context.add_init_script(WATCH)
+    made, astray = context.new_page(), list[str]()
+
+    def watch(request: Request) -> None:
+        if not request.url.startswith(site.url) or "hostile" in request.url.partition("?")[0]:
+            astray.append(request.url)
+
+    made.on("request", watch)
+    made.on("dialog", lambda dialog: astray.append(f"a dialog: {dialog.message}"))
+    yield made, astray
+    look.close()
+
+
+@pytest.fixture
+def page(window: tuple[Page, list[str]]) -> Iterator[Page]:
+    made, astray = window
+    yield made
+    assert not astray
+
+
+def test_there_are_about_a_hundred_of_them() -> None:
+    assert len(STRINGS) == len(set(STRINGS)) >= 100
+
+
+def test_none_of_them_is_the_name_of_a_queue(haunted: tuple[Site, dict[str, Any]]) -> None:
+    site, _ = haunted
+    for text in STRINGS:
+        with pytest.raises(InvalidQueueName):
+            site.client.create_queue(text)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_texts_are_texts_on_every_page(haunted: tuple[Site, dict[str, Any]], page: Page, place: str) -> None:
+    site, ids = haunted
+    page.goto(site.url + place.format(group=ids["groups"][0], plan=ids["plans"][0], whole=ids["whole"]))
+    is_live(page)
+    page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+    page.mouse.move(640, 450)
+    assert page.evaluate(f"({STRANGE % json.dumps(TAGS.split())})(document)") == []
+    assert page.evaluate("window.hits") == []
+    assert not INVISIBLE.search(page.locator("body").text_content() or "")
+    assert page.evaluate("document.getElementById('main').localName") == "main"
+
+
+def test_a_letter_with_all_of_them_shows_each_as_it_is(haunted: tuple[Site, dict[str, Any]], page: Page) -> None:
+    site, ids = haunted
+    page.goto(f"{site.url}/letters/{ids['whole']}")
+    shown = page.locator(".trace").first.text_content() or ""
+    missing = [each for each in STRINGS if not all(line in shown for line in str(visible(each)).splitlines())]
+    assert missing == []
+
+
+def test_no_page_of_a_letter_a_group_or_a_plan_has_an_element_of_a_stranger(
+    haunted: tuple[Site, dict[str, Any]], page: Page
+) -> None:
+    site, ids = haunted
+    page.goto(f"{site.url}/queues")
+    places = [f"/letters/{each}" for each in ids["letters"]] + [f"/groups/{each}" for each in ids["groups"]]
+    places += [f"/operations/{each}" for each in ids["plans"]]
+    found = page.evaluate(
+        f"""async (places) => {{
+          const strange = {STRANGE % json.dumps(TAGS.split())};
+          const found = [];
+          const look = async (place) => {{
+            const answer = await fetch(place);
+            const text = await answer.text();
+            const page = new DOMParser().parseFromString(text, "text/html");
+            if (!page.querySelector("main h1")) found.push([place, answer.status]);
+            for (const each of strange(page)) found.push([place, each]);
+          }};
+          for (let at = 0; at < places.length; at += 4) await Promise.all(places.slice(at, at + 4).map(look));
+          return found;
+        }}""",
+        places,
+    )
+    assert found == []
+    assert len(places) > 200
+    assert page.evaluate("window.hits") == []
+
+
+def test_what_is_completed_is_text(haunted: tuple[Site, dict[str, Any]], page: Page) -> None:
+    site, _ = haunted
+    page.goto(f"{site.url}/letters?filter=queue:orders")
+    box = page.get_by_role("combobox", name="Filter")
+    box.focus()
+    for typed in ("queue:orders type:", "queue:orders version:", "payload."):
+        box.fill(typed)
+        if not typed.startswith("payload"):
+            expect(page.locator("#filter-choices [role=option]").first).to_be_visible()
+    assert page.evaluate(f"({STRANGE % json.dumps(TAGS.split())})(document)") == []
+    assert page.evaluate("window.hits") == []
+
+
+def test_an_edit_of_a_payload_with_them_changes_only_what_was_changed(
+    haunted: tuple[Site, dict[str, Any]], page: Page
+) -> None:
+    site, ids = haunted
+    page.goto(f"{site.url}/letters/{ids['whole']}")
+    page.get_by_text("Edit and replay").click()
+    box = page.locator('textarea[name="payload"]')
+    box.fill(box.input_value().replace('"list": [', '"added": 1,\n  "list": ['))
+    form = page.locator("form", has=box)
+    form.locator('input[name="reason"]').fill("only one field")
+    form.get_by_role("button", name="Show what changes").click()
+    expect(page.locator("#changes")).to_be_visible()
+    plan = site.client.replays(limit=1)[0]
+    assert plan.patch == [{"op": "add", "path": "/added", "value": 1}]
+    assert page.evaluate("window.hits") == []

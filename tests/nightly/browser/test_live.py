@@ -1,0 +1,187 @@
+"""What changes while somebody looks: numbers in place, new rows on demand, and the truth about a lost stream."""
+
+import concurrent.futures
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from bartleby.principal import Role
+from bartleby.surfaces.web import live
+from tests.nightly.browser.conftest import Look, Site, is_live, running, token, until
+from tests.nightly.browser.shop import bury
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "BEAT", 0.3)
+
+
+@pytest.fixture
+def busy(site: Site) -> Site:
+    site.client.create_queue("orders")
+    bury(site.client, "orders", [{"id": n} for n in range(5)], kind="KeyError", error="'JPY'", key="order")
+    return site
+
+
+def test_numbers_change_where_they_stand_and_new_rows_wait(busy: Site, look: Look) -> None:
+    """Interaction 2: is it still happening? Numbers change in place, and new rows wait until they are asked for."""
+    page = look.at(f"{busy.url}/letters?show=version")
+    is_live(page)
+    first = page.locator("[data-row] a").first.inner_text()
+    top = page.locator("[data-row]").nth(2).bounding_box()
+    bury(busy.client, "orders", [{"id": n} for n in range(37)], kind="KeyError", error="'JPY'")
+    expect(page.locator('[data-live="letters.dead"]')).to_have_text("42")
+    expect(page.locator("#newer")).to_have_text("37 new letters, show")
+    assert page.locator("[data-row] a").first.inner_text() == first
+    assert page.locator("[data-row]").count() == 5
+    assert top is not None
+    page.get_by_text("37 new letters, show").click()
+    expect(page.locator("[data-row]")).to_have_count(42)
+    assert page.url.endswith("/letters?show=version"), "the list that was looked at"
+
+
+def test_how_long_ago_the_last_one_died_goes_on_by_itself(busy: Site, look: Look) -> None:
+    """Interaction 2: how long ago the last one died goes on by itself."""
+    group = busy.client.groups(limit=1)[0].id
+    page = look.at(f"{busy.url}/groups/{group}")
+    last = page.locator("[data-live-time] time")
+    before = last.get_attribute("datetime")
+    bury(busy.client, "orders", [{"id": 6}], kind="KeyError", error="'JPY'")
+    expect(last).not_to_have_attribute("datetime", str(before))
+    expect(last).to_have_text(re.compile(r"^(now|[0-9.]+ s ago)$"))
+    expect(page.locator("[data-live$='.dead']").last).to_have_text("6")
+
+
+def test_how_long_ago_is_told_by_the_clock_of_the_server(busy: Site, look: Look) -> None:
+    page = look.at("about:blank")
+    page.clock.install(time=time.time() - 3600)
+    page.goto(f"{busy.url}/groups/{busy.client.groups(limit=1)[0].id}")
+    is_live(page)
+    last = page.locator("[data-live-time] time")
+    before = last.get_attribute("datetime")
+    bury(busy.client, "orders", [{"id": 6}], kind="KeyError", error="'JPY'")
+    expect(last).not_to_have_attribute("datetime", str(before))
+    expect(last).to_have_text(re.compile(r"^(now|[0-9.]+ s ago)$"))
+
+
+def test_a_pause_holds_the_numbers_until_it_is_over(busy: Site, look: Look) -> None:
+    """Interaction 2: a pause holds the numbers until it is over."""
+    page = look.at(f"{busy.url}/queues")
+    pill, dead = page.locator("#pill"), page.locator('[data-live="queue.orders.dead"]')
+    expect(pill).to_have_attribute("data-state", "live")
+    page.keyboard.press("p")
+    expect(pill).to_have_attribute("data-state", "paused")
+    bury(busy.client, "orders", [{"id": 6}], kind="KeyError", error="'JPY'")
+    beats = busy.client.queues()
+    assert beats[0].dead == 6
+    expect(dead).to_have_text("5")
+    page.keyboard.press("p")
+    expect(dead).to_have_text("6")
+
+
+def test_a_stream_that_begins_again_is_no_loss(busy: Site, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_LONGEST_STREAM", 0.5)
+    page = look.at(f"{busy.url}/queues")
+    is_live(page)
+    page.evaluate("""() => {
+        window.states = [];
+        const told = (records) => records.forEach((each) => window.states.push(each.target.dataset.state));
+        new MutationObserver(told).observe(document.getElementById("pill"), { attributeFilter: ["data-state"] });
+        window.changes = 0;
+        document.body.addEventListener("bartleby-changed", () => { window.changes += 1; });
+    }""")
+    for _ in range(3):
+        with page.expect_response(lambda each: "/live" in each.url):
+            pass
+    assert set(page.evaluate("window.states")) <= {"live"}
+    assert page.evaluate("window.changes") == 0, "nothing has"
+    bury(busy.client, "orders", [{"id": 6}], kind="KeyError", error="'JPY'")
+    expect(page.locator('[data-live="queue.orders.dead"]')).to_have_text("6")
+
+
+def test_an_open_page_survives_a_restart_of_the_console(busy: Site, look: Look) -> None:
+    """Interaction 2: a stream that is lost is told, and comes back by itself."""
+    page = look.at(f"{busy.url}/queues")
+    pill = page.locator("#pill")
+    expect(pill).to_have_attribute("data-state", "live")
+    busy.stop()
+    expect(pill).to_have_attribute("data-state", "lost")
+    expect(pill).to_contain_text("disconnected since")
+    bury(busy.client, "orders", [{"id": 6}], kind="KeyError", error="'JPY'")
+    busy.start()
+    expect(pill).to_have_attribute("data-state", "live", timeout=30_000)
+    expect(page.locator('[data-live="queue.orders.dead"]')).to_have_text("6")
+    page.locator("[data-row] a").first.click()
+    expect(page.locator("h1")).to_have_text("orders")
+
+
+def test_fifty_listeners_hear_and_the_database_is_asked_once_for_all(dsn: str) -> None:
+    with running(dsn, authenticate=True) as site:
+        site.client.create_queue("orders")
+        tokens = [token(site, f"screen-{number}", Role.READER) for number in range(5)]
+        ready, heard = threading.Barrier(51, timeout=60), []
+
+        def listen(number: int) -> None:
+            headers = {"Authorization": f"Bearer {tokens[number % 5]}"}
+            with (
+                httpx.Client(timeout=60) as client,
+                client.stream("GET", f"{site.url}/live", headers=headers) as answer,
+            ):
+                assert answer.status_code == 200
+                told = events(answer)
+                next(told)
+                ready.wait()
+                heard.append(next(said for said in told if said["numbers"].get("letters.dead") == 3))
+
+        with concurrent.futures.ThreadPoolExecutor(50) as pool:
+            waiting = [pool.submit(listen, number) for number in range(50)]
+            ready.wait()
+            heart: live.Heart = site.app.state.heart
+            assert heart.listeners == 50
+            beats, began = heart.beats, time.monotonic()
+            bury(site.client, "orders", [{"id": n} for n in range(3)], kind="KeyError", error="'JPY'")
+            for each in waiting:
+                each.result(60)
+            took = time.monotonic() - began
+        assert len(heard) == 50
+        assert heart.beats - beats <= took / live.BEAT + 2
+        until(lambda: heart.listeners == 0)
+
+
+def events(answer: httpx.Response) -> Iterator[dict[str, dict[str, int]]]:
+    for line in answer.iter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_the_console_works_behind_a_prefix(dsn: str, look: Look) -> None:
+    with running(dsn, prefix="/ops/bartleby") as site:
+        site.client.create_queue("orders")
+        (letter,) = bury(site.client, "orders", [{"id": 1}], kind="KeyError", error="'JPY'")
+        page = look.at(f"{site.url}/")
+        is_live(page)
+        for name in (
+            "Groups",
+            "Letters",
+            "Operations",
+            "Queues",
+            "Workers",
+            "Sinks",
+            "Audit",
+            "Doctor",
+            "Tokens",
+            "Now",
+        ):
+            page.get_by_role("link", name=name).first.click()
+            expect(page.locator("h1").first).to_be_attached()
+            assert "/ops/bartleby/" in page.url
+        page.goto(f"{site.url}/letters/{letter}")
+        page.get_by_role("button", name=f"Replay letter {letter}").click()
+        expect(page.locator("#notices")).to_contain_text("lives again")
+        until(lambda: site.client.find_message(letter) is not None)

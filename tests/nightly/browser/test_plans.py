@@ -1,0 +1,102 @@
+"""Plans in a browser: looked at before they run, watched, stopped by people and by themselves."""
+
+from playwright.sync_api import expect
+
+from tests.nightly.browser.conftest import Look, Mended, Site, fill, status, until
+from tests.nightly.browser.shop import bury
+
+
+def test_a_plan_says_what_will_happen_and_runs_although_nobody_looks(
+    site: Site, look: Look, letters: list[int], mended: Mended
+) -> None:
+    """Interaction 5: replay many with a plan: a frozen number, what will happen to whom, and what came of it."""
+    site.client.create_queue("billing")
+    more = bury(site.client, "billing", [{"invoice": n} for n in range(3)], kind="KeyError", error="'JPY'")
+    site.client.hold([letters[3]], actor="ben", reason="evidence")
+    page = look.at(f"{site.url}/letters?filter=type:KeyError")
+    page.get_by_label("Reason of the replay").fill("the rates are there")
+    page.get_by_role("button", name="Plan a replay of 15").click()
+    expect(page.locator("#progress")).to_contain_text("14 of 15 letters will run. Nothing runs until you say so.")
+    shares = page.get_by_role("table", name="Items by queue and prediction").locator("tbody tr")
+    expect(shares).to_have_count(3)
+    assert {each.inner_text().split()[0] for each in shares.all()} == {"orders", "billing"}
+    expect(page.get_by_role("table", name="Obstacles")).to_contain_text("by ben: evidence")
+    expect(page.get_by_role("table", name="Items", exact=True).locator("tbody tr").first).to_be_visible()
+    late = bury(site.client, "orders", [{"id": 99}], kind="KeyError", error="'JPY'")
+    assert {status(site.client, each) for each in [*letters, *more]} == {"dead"}
+    page.get_by_role("button", name="Replay 14 letters").click()
+    expect(page.locator("#notices")).to_contain_text("runs")
+    page.close()
+    mended(lambda _: None)
+    plan = site.client.replays(limit=1)[0].id
+    until(lambda: site.client.replays(limit=1)[0].replayed + site.client.replays(limit=1)[0].settled >= 11, 30)
+    page = look.at(f"{site.url}/operations/{plan}")
+    expect(page.locator("#progress")).to_contain_text("are alive")  # nobody works on billing
+    lease = site.client.claim("billing", "w", limit=9)
+    assert lease
+    site.client.ack(lease.id)
+    expect(page.locator("#progress")).to_contain_text("14 done, 0 died again, 1 skipped", timeout=30_000)
+    assert status(site.client, late[0]) == "dead"
+
+
+def test_a_canary_that_dies_leaves_the_rest_alone(site: Site, look: Look, letters: list[int], mended: Mended) -> None:
+    """Interaction 4: a plan with a canary stops by itself, and says of what they died again."""
+
+    def handle(_: dict[str, object]) -> None:
+        raise KeyError("CHF")
+
+    mended(handle)
+    group = site.client.groups(limit=1)[0].id
+    page = look.at(f"{site.url}/groups/{group}")
+    page.get_by_label("First, as canary").fill("3")
+    fill(page, "Replay its letters", "a try").get_by_role("button", name="Plan a replay of 12").click()
+    expect(page.get_by_text("3 go first; if more than 10 % of them die again, the rest is left alone")).to_be_visible()
+    page.get_by_role("button", name="Replay 12 letters").click()
+    expect(page.locator("#progress")).to_contain_text("0 done, 3 died again, 0 skipped, 9 left dead", timeout=30_000)
+    expect(page.get_by_role("table", name="Relapses")).to_contain_text("KeyError: 'CHF'")
+    expect(page.get_by_role("button", name="Plan a replay of 9 letters")).to_be_visible()
+    assert {status(site.client, each) for each in letters} == {"dead"}
+
+
+def test_a_plan_of_many_runs_only_after_its_number_was_typed(site: Site, look: Look) -> None:
+    """Interaction 5: a plan of many runs only after its number was typed."""
+    site.client.create_queue("orders")
+    bury(site.client, "orders", list(range(120)), kind="KeyError", error="'JPY'")
+    plan = site.client.plan_replay("queue:orders", actor="ana", reason="mended")
+    page = look.at(f"{site.url}/operations/{plan}")
+    typed = page.get_by_label("To be sure, type 120")
+    typed.fill("12")
+    page.get_by_role("button", name="Replay 120 letters").click()
+    expect(page.locator("#notices")).to_contain_text("type 120")
+    found = site.client.find_replay(plan)
+    assert found is not None
+    assert found.status == "draft"
+    typed.fill("120")
+    page.get_by_role("button", name="Replay 120 letters").click()
+    expect(page.locator("#notices")).to_contain_text("runs")
+
+
+def test_a_plan_is_paused_resumed_and_cancelled(site: Site, look: Look, letters: list[int]) -> None:
+    """Interaction 5: a plan that runs is paused, goes on, and is cancelled."""
+    assert letters
+    plan = site.client.plan_replay("queue:orders", actor="ana", reason="slowly", rate=0.01)
+    site.client.start_replay(plan, actor="ana", reason="slowly")
+    page = look.at(f"{site.url}/operations/{plan}")
+    page.get_by_role("button", name=f"Pause replay {plan}").click()
+    expect(page.locator(".title")).to_contain_text("paused")
+    page.get_by_role("button", name="Resume:").click()
+    expect(page.locator(".title")).to_contain_text("running")
+    fill(page, "Cancel it").get_by_role("button", name=f"Cancel replay {plan}").click()
+    expect(page.locator(".title")).to_contain_text("cancelled")
+
+
+def test_a_group_is_replayed_with_a_patch(site: Site, look: Look, letters: list[int]) -> None:
+    """Interaction 8: the same patch for a whole group, with what it does to five of them."""
+    assert letters
+    group = site.client.groups(limit=1)[0].id
+    page = look.at(f"{site.url}/groups/{group}")
+    page.locator("summary", has_text="Another queue, or another payload").click()
+    page.locator("textarea[name=patch]").fill('[{"op": "replace", "path": "/currency", "value": "EUR"}]')
+    fill(page, "Replay its letters", "sold in euro").get_by_role("button", name="Plan a replay of 12").click()
+    expect(page.locator("ins.new-text")).to_have_count(5)
+    expect(page.locator("ins.new-text").first).to_have_text('"EUR"')

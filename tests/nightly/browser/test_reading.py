@@ -1,0 +1,227 @@
+"""Every page opens in both themes and on a phone, says nothing in its console, and has nothing that axe finds."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from bartleby import Client
+from tests.nightly.browser.conftest import AXE, Look, Site, is_live, until
+
+PAGES = {
+    "now": "/",
+    "groups": "/groups",
+    "group": "/groups/{group}",
+    "letters": "/letters",
+    "letters none": "/letters?filter=key:nobody",
+    "letters wrong": "/letters?filter=queue:orders age:1x",
+    "letter": "/letters/{letter}",
+    "letter retried": "/letters/{retried}",
+    "letter discarded": "/letters/{discarded}",
+    "letter held": "/letters/{held}",
+    "operations": "/operations",
+    "plan": "/operations/{draft}",
+    "plan with edits": "/operations/{edit}",
+    "plan stopped": "/operations/{stopped}",
+    "queues": "/queues",
+    "queue": "/queues/billing",
+    "workers": "/workers",
+    "sinks": "/sinks",
+    "audit": "/audit",
+    "doctor": "/doctor",
+    "tokens": "/tokens",
+    "error": "/groups/999999",
+}
+
+
+Glance = Callable[..., Page]
+
+
+def place(shop: Site, name: str) -> str:
+    return shop.url + PAGES[name].format(**shop.ids)
+
+
+def violations(page: Page) -> list[str]:
+    """What axe finds, in words."""
+    if page.evaluate("typeof axe") == "undefined":
+        page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations'], preload: false})")
+    return [
+        f"{each['id']}: {each['help']}: {[node['target'] for node in each['nodes']][:3]}"
+        f" {each['nodes'][0].get('failureSummary', '')[:200]}"
+        for each in found["violations"]
+    ]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_nothing_that_axe_finds_in_light_and_dark(shop: Site, glance: Glance, name: str) -> None:
+    page = glance(place(shop, name), reduced_motion="reduce")
+    page.emulate_media(color_scheme="light")
+    is_live(page)
+    assert violations(page) == []
+    page.emulate_media(color_scheme="dark")
+    assert violations(page) == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_fits_a_phone(shop: Site, glance: Glance, name: str) -> None:
+    page = glance(place(shop, name), viewport={"width": 360, "height": 740}, has_touch=True)
+    for each in page.locator("details.deed").all():
+        each.evaluate("each => { each.open = true }")
+    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wide == 0
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_whole_without_scripts(shop: Site, glance: Glance, name: str) -> None:
+    page = glance(place(shop, name), java_script_enabled=False)
+    assert page.locator("h1").first.text_content()
+    assert page.locator("main").inner_text().strip()
+    assert page.locator("nav a").count() == 10
+
+
+def test_the_cause_is_on_one_screen(shop: Site, glance: Glance) -> None:
+    """Interaction 1: the cause is on one screen."""
+    page = glance(place(shop, "group"))
+    shown = (
+        "KeyError",
+        "/srv/shop/billing.py:41 in charge",
+        "payload.order.currency",
+        "all 35",
+        "2.4.0",
+        "When it died",
+    )
+    for text in shown:
+        found = page.get_by_text(text).first
+        expect(found).to_be_visible()
+        box = found.bounding_box()
+        assert box is not None
+        assert box["y"] < 900, f"{text} is not on the first screen"
+
+
+def test_the_numbers_are_those_of_the_database(shop: Site, glance: Glance) -> None:
+    """Interaction 10: trust the numbers: every page has those of the database, also of what waits for a sink."""
+    for name in ("now", "queues", "groups", "sinks"):
+        page = is_live(glance(place(shop, name)))
+        assert told(page)
+        until(partial(agree, page, shop.client))
+
+
+def agree(page: Page, client: Client) -> bool:
+    return told(page).items() <= counted(client).items()
+
+
+def told(page: Page) -> dict[str, str]:
+    """The numbers of a page, by their names; how many there are of some in an hour is no count."""
+    found: dict[str, str] = page.evaluate("""Object.fromEntries([...document.querySelectorAll("main [data-live]")]
+      .map((each) => [each.dataset.live, each.textContent]))""")
+    return {name: text for name, text in found.items() if name.rpartition(".")[2] in {"dead", "ready", "waiting"}}
+
+
+def counted(client: Client) -> dict[str, str]:
+    """The same numbers by the database."""
+    queues, sinks = client.queues(), client.sinks()
+    found = {f"queue.{each.name}.{kind}": getattr(each, kind) for each in queues for kind in ("dead", "ready")}
+    found |= {f"group.{each.id}.dead": each.dead for each in client.groups(limit=100)}
+    found |= {f"sink.{each.name}.waiting": each.waiting for each in sinks}
+    found["letters.dead"] = sum(each.dead for each in queues)
+    found["messages.ready"] = sum(each.ready for each in queues if not each.name.startswith("sink."))
+    found["sinks.waiting"] = sum(each.waiting for each in sinks)
+    return {name: f"{number:,}" for name, number in found.items()}
+
+
+def test_the_page_that_asks_once_more_has_nothing_that_axe_finds(shop: Site, look: Look) -> None:
+    page = look.at(f"{shop.url}/letters?filter=queue:orders", reduced_motion="reduce")
+    page.get_by_role("button", name="Discard 35 …").click()
+    expect(page.locator("h1")).to_have_text("Discard 35 letters?")
+    assert page.evaluate("document.activeElement.textContent") == "Leave them alone"
+    assert violations(page) == []
+    page.emulate_media(color_scheme="dark")
+    assert violations(page) == []
+
+
+def test_numbers_keep_their_digits_and_secrets_are_hidden(shop: Site, glance: Glance) -> None:
+    page = glance(place(shop, "letter"))
+    text = page.locator("main").inner_text()
+    assert str(12345678901234567890 + 10) in text
+    assert "hidden" in text
+    whole = page.content()
+    assert "hunter2" not in whole
+    assert "4111111111111111" not in whole
+    assert "Bearer x1" not in whole
+
+
+def test_a_wrong_filter_points_at_the_place(shop: Site, glance: Glance) -> None:
+    page = glance(place(shop, "letters wrong"))
+    pointed = page.locator(".pointed").inner_text()
+    assert pointed.splitlines()[1].index("^") == len("queue:orders age:")
+    expect(page.locator('input[name="filter"][aria-invalid="true"]')).to_be_visible()
+
+
+def test_keys_go_everywhere_and_do_nothing_by_accident(shop: Site, look: Look) -> None:
+    page = look.at(place(shop, "now"))
+    is_live(page)
+    page.keyboard.type("gl")
+    page.wait_for_url(re.compile("/letters$"))
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    expect(page.locator("[data-selected]")).to_have_text("1 selected")
+    expect(page.get_by_role("button", name="Discard 1 …")).to_be_visible()
+    page.keyboard.press("d")
+    assert page.evaluate("document.activeElement.textContent") == "Discard 1 …"
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/letters/\d+$"))
+    page.keyboard.press("r")
+    assert page.evaluate("document.activeElement.name") == "reason"
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    page.keyboard.type("queue:billing")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("filter=queue%3Abilling"))
+
+
+def test_keys_open_the_forms_of_a_group(shop: Site, look: Look) -> None:
+    page = look.at(place(shop, "group"))
+    is_live(page)
+    for key, button in (("n", "Acknowledge group"), ("s", "Mute group"), ("r", "Plan a replay of")):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.name") == "reason"
+        form = page.locator("form", has=page.locator("input:focus"))
+        expect(form.get_by_role("button", name=button)).to_be_visible()
+        page.keyboard.press("Escape")
+
+
+def test_the_first_stop_of_the_tab_key_skips_to_the_content(shop: Site, look: Look) -> None:
+    page = look.at(place(shop, "groups"))
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_the_theme_that_is_chosen_stays(shop: Site, look: Look) -> None:
+    page = look.at(place(shop, "now"), color_scheme="light")
+    page.get_by_role("button", name="Light or dark").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.goto(place(shop, "groups"))
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(246, 247, 249)"
+
+
+def test_a_page_weighs_little(shop: Site, look: Look) -> None:
+    page = look.context().new_page()
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    sizes: list[float] = []
+    session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+    page.goto(place(shop, "queue"))
+    is_live(page)
+    assert len(sizes) > 5
+    assert sum(sizes) < 200_000, sizes

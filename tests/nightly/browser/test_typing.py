@@ -1,0 +1,189 @@
+"""What helps whoever is in a hurry: filters that complete themselves, all that fit, times of one's own, addresses."""
+
+import re
+from typing import Any
+
+import psycopg
+import pytest
+from playwright.sync_api import expect
+
+from tests.nightly.browser.conftest import Look, Site, is_live
+from tests.nightly.browser.shop import bury
+from tests.nightly.browser.test_reading import violations
+from tests.web.test_pages_search import look_at_two
+
+
+@pytest.fixture
+def letters(site: Site) -> list[int]:
+    """Sixty dead letters of one bug, more than a page has."""
+    site.client.create_queue("orders")
+    site.client.create_queue("billing")
+    orders: list[object] = [{"customer": {"id": n}, "currency": "JPY"} for n in range(60)]
+    return bury(site.client, "orders", orders, kind="KeyError", error="'JPY'", key="order")
+
+
+def test_a_filter_is_completed_with_keys_alone(site: Site, look: Look, letters: list[int]) -> None:
+    """Interaction 7: a filter completes itself, also the paths of payloads."""
+    page = is_live(look.at(f"{site.url}/letters"))
+    box = page.get_by_role("combobox", name="Filter")
+    choices = page.locator("#filter-choices [role=option]")
+    with page.expect_response(re.compile("/letters/words")):
+        box.focus()
+    page.keyboard.type("qu")
+    expect(choices.first).to_have_text(re.compile("^queue:"))
+    expect(box).to_have_attribute("aria-expanded", "true")
+    page.keyboard.press("ArrowDown")
+    expect(box).to_have_attribute("aria-activedescendant", "filter-choices-0")
+    assert violations(page) == []
+    page.keyboard.press("Enter")
+    expect(box).to_have_value("queue:")
+    expect(choices).to_have_text([re.compile("billing"), re.compile("orders")])
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Tab")
+    expect(box).to_have_value("queue:orders ")
+    page.keyboard.type("cust")
+    expect(choices.first).to_have_text(re.compile("^payload.customer.id:"))
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.keyboard.type("42 sta")
+    page.keyboard.press("Escape")
+    expect(page.locator("#filter-choices")).to_be_hidden()
+    page.keyboard.type("tus:any")
+    # nothing is chosen, so Enter sends what was typed
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"filter=queue%3Aorders\+payload.customer.id%3A42\+status%3Aany"))
+    expect(page.locator("[data-row]")).to_have_count(1)
+
+
+def test_all_that_fit_are_selected_beyond_the_page_and_frozen_into_a_plan(
+    site: Site, look: Look, letters: list[int]
+) -> None:
+    page = is_live(look.at(f"{site.url}/letters?filter=queue:orders"))
+    expect(page.locator("[data-matching]")).to_be_hidden()
+    page.get_by_label("Select all on this page").check()
+    expect(page.locator("[data-selected]")).to_have_text("50 selected")
+    page.get_by_role("button", name="Select all 60 that fit").click()
+    expect(page.locator("[data-selected]")).to_have_text("All 60 that fit are selected")
+    expect(page.get_by_role("button", name="Discard 60 …")).to_be_visible()
+    page.get_by_label("Select letter").first.uncheck()
+    expect(page.locator("[data-selected]")).to_have_text("49 selected")
+    page.locator("h1").click()
+    page.keyboard.type("*a")
+    expect(page.locator("[data-selected]")).to_have_text("All 60 that fit are selected")
+    page.get_by_label("Reason of the replay").fill("the rates are there")
+    page.get_by_role("button", name="Replay 60 …").click()
+    expect(page.locator("#progress")).to_contain_text("60 of 60 letters will run")
+    page.go_back()
+    page.keyboard.type("*a")
+    page.get_by_role("button", name="Discard 60 …").click()
+    expect(page.locator("h1")).to_have_text("Discard 60 letters?")
+    page.get_by_label("Reason").fill("test orders")
+    page.get_by_role("button", name="Discard 60 letters").click()
+    expect(page.locator("#notices")).to_contain_text("60 letters discarded")
+
+
+def test_what_a_deed_leads_to_has_its_address(site: Site, look: Look, letters: list[int]) -> None:
+    group = site.client.groups(limit=1)[0].id
+    page = is_live(look.at(f"{site.url}/groups/{group}"))
+    page.get_by_label("Reason").first.fill("mended")
+    page.get_by_role("button", name="Plan a replay of 60 letters").click()
+    page.wait_for_url(re.compile(r"/operations/\d+$"))
+    expect(page.get_by_role("link", name="Operations").first).to_have_attribute("aria-current", "page")
+    assert page.locator("nav [aria-current]").count() == 1
+    expect(page).to_have_title(re.compile("^Replay "))
+    page.reload()
+    expect(page.locator("#progress")).to_contain_text("60 of 60 letters will run")
+    page.go_back()
+    page.wait_for_url(re.compile(rf"/groups/{group}$"))
+    expect(page.locator("h1")).to_contain_text("KeyError")
+    page.go_forward()
+    expect(page.locator("h1")).to_contain_text("Replay")
+
+
+def test_times_are_in_utc_or_local_and_both_on_hover(site: Site, look: Look, letters: list[int]) -> None:
+    page = is_live(look.at(f"{site.url}/letters/{letters[0]}", timezone_id="Asia/Kolkata"))
+    died = page.locator("dl.facts time").last
+    utc = died.inner_text()
+    assert utc.endswith(" UTC")
+    page.get_by_role("button", name="Times: UTC or local").click()
+    expect(died).to_have_text(re.compile(r"UTC\+05:30$"))
+    assert died.get_attribute("title") == f"{utc}\n{died.inner_text()}, here"
+    page.goto(f"{site.url}/letters/{letters[0]}")
+    expect(died).to_have_text(re.compile(r"UTC\+05:30$"))
+    page.keyboard.press("u")
+    expect(died).to_have_text(utc)
+
+
+def test_days_of_a_story_and_hours_of_bars_are_those_of_the_clock_that_was_chosen(
+    site: Site, look: Look, letters: list[int], conn: psycopg.Connection[Any]
+) -> None:
+    conn.execute("update bartleby.dead_letter set created_at = '2026-01-05 23:00Z'")
+    conn.execute("update bartleby.attempt set failed_at = '2026-01-06 01:00Z'")
+    conn.commit()
+    page = is_live(look.at(f"{site.url}/letters/{letters[0]}", timezone_id="Asia/Kolkata"))
+    days = page.locator(".day:visible")
+    expect(days).to_have_text(["2026-01-05", "2026-01-06"])
+    page.keyboard.press("u")
+    expect(days).to_have_text(["2026-01-06"])
+    page.goto(f"{site.url}/groups/{site.client.groups(limit=1)[0].id}")
+    bar = is_live(page).locator("[data-hour]")
+    expect(bar).to_have_attribute("aria-label", re.compile(r"^\d\d:30 UTC\+05:30: 60 died$"))
+    expect(bar.locator("title")).to_have_text(re.compile(r"^\d\d:30 UTC\+05:30: 60 died$"))
+    page.keyboard.press("u")
+    expect(bar).to_have_attribute("aria-label", re.compile(r"^\d\d:00 UTC: 60 died$"))
+
+
+def test_a_search_that_takes_long_fills_its_page_by_itself(
+    site: Site, look: Look, letters: list[int], conn: psycopg.Connection[Any]
+) -> None:
+    assert letters
+    # before the others, so that those are looked at first
+    rare = [each for n in range(4) for each in bury(site.client, "orders", [{"n": n}], kind="OSError", error="rare")]
+    conn.execute(
+        "update bartleby.dead_letter set status_at = status_at - n * interval '1 minute'"
+        " from unnest(%s::bigint[]) with ordinality r (id, n) where id = message_id",
+        [rare],
+    )
+    conn.commit()
+    look_at_two(conn)
+    page = look.at("about:blank")
+    page.route(re.compile("have="), lambda route: route.abort())
+    page.goto(f"{site.url}/letters?filter=error:rare")
+    onward = page.get_by_role("link", name="Look further")
+    expect(onward).to_be_visible()
+    assert page.locator("[data-row]").count() == 0
+    expect(page.locator(".bulk")).to_be_hidden()
+    page.unroute_all()
+    page.goto(f"{site.url}/letters?filter=error:nobody")
+    expect(page.locator("#found")).to_contain_text("No letter fits.")
+    # nothing is looked for where nobody looks
+    page.clock.install()
+    page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => window.gone ?? true })")
+    page.goto(f"{site.url}/letters?filter=error:rare")
+    expect(is_live(page).locator("#count")).to_have_text("0 found so far")
+    page.evaluate("window.gone = false")
+    page.clock.fast_forward(5000)
+    expect(page.locator("#count")).to_have_text("4 found")
+    assert [int(each) for each in page.locator("[data-row] .first").all_inner_texts()] == rare
+    expect(onward).to_have_count(0)
+    page.get_by_label("Select all on this page").check()
+    page.get_by_role("button", name="Discard 4 …").click()
+    expect(page.locator("h1")).to_have_text("Discard 4 letters?")
+
+
+def test_the_secret_of_a_token_is_shown_once(site: Site, look: Look) -> None:
+    page = is_live(look.at(f"{site.url}/tokens"))
+    page.get_by_label("Name, as the audit will have it").fill("ci")
+    page.get_by_role("radio", name="operator").check()
+    page.get_by_label("Reason").fill("for the build")
+    page.get_by_role("button", name="Make a token").click()
+    secret = page.locator("#secret").inner_text()
+    assert secret.startswith("bly_")
+    assert violations(page) == []
+    page.goto(f"{site.url}/tokens")
+    assert secret not in page.content()
+    page.get_by_text("Revoke", exact=True).last.click()
+    page.get_by_label("Reason").first.fill("left")
+    page.get_by_role("button", name=re.compile("^Revoke token")).click()
+    expect(page.locator("#notices")).to_contain_text("opens nothing any more")
+    assert site.client.tokens() == []

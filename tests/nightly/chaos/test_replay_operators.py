@@ -1,0 +1,128 @@
+"""Eight operators at the same letters, while workers fail and finish what is replayed: one wins, others are told."""
+
+import json
+import logging
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+
+from bartleby import Client
+from tests.nightly.chaos.replay_actors import actors
+from tests.nightly.chaos.replay_crowd import QUEUES, REFUSED
+from tests.nightly.chaos.replay_stage import (
+    SEED,
+    Connection,
+    bury,
+    column,
+    consuming,
+    create,
+    dice,
+    finish,
+    sound,
+    value,
+)
+
+LETTERS = 40
+log = logging.getLogger(__name__)
+LONG = pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(300)], id="long")
+
+
+@contextmanager
+def tidying(dsn: str) -> Iterator[None]:
+    """What the janitor of a worker does all the time."""
+    stop, errors = threading.Event(), list[BaseException]()
+
+    def tidy() -> None:
+        with Client(dsn) as client:
+            while not stop.wait(0.02):
+                try:
+                    client.reap()
+                    client.tally(50)
+                    client.regroup(20)
+                    client.prune(50)
+                    client.advance_replays(7)
+                except psycopg.Error as error:
+                    errors.append(error)
+                    return
+
+    thread = threading.Thread(target=tidy)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not errors
+
+
+def deeds(folder: Path) -> list[tuple[str, int, str, str]]:
+    return [tuple(json.loads(line)) for path in folder.glob("*.deeds") for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("seconds", [3, LONG])
+def test_eight_operators(conn: Connection, dsn: str, tmp_path: Path, seconds: float) -> None:
+    for queue in QUEUES:
+        create(conn, queue)
+    ids, rng = bury(conn, LETTERS), dice("eight")
+
+    def dies(message: int) -> str | None:
+        done = message % 4 == 0 and rng.random() < 0.05
+        return None if done else rng.choice("abc")
+
+    with tidying(dsn), ExitStack() as stack, actors() as cast:
+        consumers = [stack.enter_context(consuming(dsn, queue, dies=dies)) for queue in QUEUES * 2]
+        cast.run("crowd", dsn=dsn, ids=ids, folder=str(tmp_path), seed=SEED, seconds=seconds)
+    finish(conn)
+    conn.execute("select bartleby.regroup()")
+    runs = sum((each.runs for each in consumers), Counter[int]())
+    deaths = sum((each.deaths for each in consumers), Counter[int]())
+    told = deeds(tmp_path)
+    wins = Counter((verb, message) for verb, message, outcome, _ in told if outcome != REFUSED)
+    refused = [words for _, _, outcome, words in told if outcome == REFUSED]
+    assert all(refused), "somebody was told nothing"
+    for message, status, held, cycle, history in conn.execute(
+        "select message_id, status, held_at is not null, cycle, jsonb_array_length(failure_history)"
+        " from bartleby.dead_letter order by 1"
+    ):
+        story = (message, status, held, cycle, wins)
+        assert runs[message] == wins["replay", message], story
+        assert cycle - 1 == history == deaths[message], story
+        assert wins["discard", message] - wins["restore", message] == (status == "discarded"), story
+        assert wins["hold", message] - wins["release", message] == held, story
+        assert (runs[message] > deaths[message]) == (status == "resolved"), story
+    assert column(conn, "select message_id from bartleby.dead_letter order by 1") == ids
+    assert value(conn, "select count(*) from bartleby.messages") == 0
+    took_turns(conn)
+    sound(conn)
+    log.info("%s; %s refused", Counter(verb for verb, _, outcome, _ in told if outcome != REFUSED), len(refused))
+    assert {verb for verb, _ in wins} == {"replay", "discard", "restore", "hold", "release"}
+
+
+def took_turns(conn: Connection) -> None:
+    """The audit is in the order in which it happened: nothing is discarded or held twice in a row."""
+    query: LiteralString = """
+        select id, action, (subject ->> 'message_ids')::int8multirange from bartleby.audit
+        where action like 'letter.%' order by id"""
+    last: dict[tuple[str, int], str] = defaultdict(str)
+    for number, action, ranges in conn.execute(query):
+        verb = action.removeprefix("letter.")
+        kind = "hold" if verb in {"hold", "release"} else "status"
+        for message in members(ranges):
+            if kind == "hold":
+                assert (last[kind, message] == "hold") == (verb == "release"), (number, message)
+            elif verb == "restore":
+                assert last[kind, message] == "discard", (number, message)
+            elif verb == "replay":
+                assert last[kind, message] != "discard", (number, message)
+            assert kind == "hold" or last["hold", message] != "hold", (number, message)
+            last[kind, message] = verb
+
+
+def members(ranges: Any) -> list[int]:
+    return [message for each in ranges for message in range(each.lower, each.upper)]

@@ -1,0 +1,104 @@
+"""Replayed by hand, while readers, workers and operators are at it too."""
+
+import pytest
+
+from tests.kit.pgmq import agrees, fail, inside, letters, put, read, watch
+from tests.kit.sql import Connect, Connection, column, rows, value
+from tests.kit.sql import fail as fail_ours
+from tests.pgmq.test_return import change, dead, replay, statuses
+from tests.pgmq.test_work import claim
+
+
+def replay_by_hand(conn: Connection) -> None:
+    (found,) = rows(conn, "select * from pgmq.read('jobs_dlq', 30, 1)")
+    put(conn, found["message"])
+    conn.execute("select pgmq.delete('jobs_dlq', %s::bigint)", [found["msg_id"]])
+
+
+def test_what_is_being_read_is_looked_at_again(conn: Connection, connect: Connect) -> None:
+    dead(conn, 1)
+    replay_by_hand(conn)
+    reader = connect(autocommit=False)
+    assert len(read(reader, vt=30)) == 1
+    assert watch(conn) == 0
+    assert statuses(conn) == {"1": "dead"}
+    reader.commit()
+    assert watch(conn) == 1
+    assert statuses(conn) == {"1": "replayed"}
+
+
+def test_it_is_the_same_letter_where_a_worker_was_faster(conn: Connection) -> None:
+    (sent,) = dead(conn, 1)
+    replay_by_hand(conn)
+    claimed = claim(conn)
+    fail_ours(conn, claimed.lease, {"position": claimed.positions[0], "error": "again"})
+    assert watch(conn) == 1
+    assert statuses(conn) == {"1": "replayed"}
+    assert claim(conn).messages == []
+    (letter,) = letters(conn)
+    assert (letter["message_id"], letter["status"], letter["cycle"], letter["error"]) == (sent, "dead", 2, "again")
+    agrees(conn)
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_and_by_us_at_the_same_time_it_lives_once(conn: Connection, planned: bool) -> None:
+    """Nobody has watched yet."""
+    first, second = dead(conn, 1, 2)
+    replay_by_hand(conn)
+    if planned:
+        plan = value(conn, "select bartleby.plan_replay(null, 'ann', 'x', p_ids => %s)", [first, second])
+        conn.execute("select bartleby.start_replay(%s, 'ann', 'x')", [plan])
+        conn.execute("select count(*) from bartleby.advance_replays()")
+    else:
+        assert column(conn, "select bartleby.replay(%s, 'ann', 'x')", [first, second]) == [second]
+    assert inside(conn) == [1, 2]
+    assert watch(conn) == 1
+    assert statuses(conn) == {"1": "replayed", "2": "replayed"}
+    if planned:
+        conn.execute("select count(*) from bartleby.advance_replays()")
+        assert value(conn, "select skipped from bartleby.replays") == 1
+    agrees(conn)
+
+
+def test_two_of_three_equal_ones(conn: Connection) -> None:
+    dead(conn, 1, 1, 1)
+    replay_by_hand(conn)
+    replay_by_hand(conn)
+    assert watch(conn) == 2
+    assert sorted(each["status"] for each in letters(conn)) == ["dead", "replayed", "replayed"]
+    agrees(conn)
+
+
+def test_a_new_queue_is_not_taken_for_the_old_one(conn: Connection) -> None:
+    """Nobody has watched yet, and the new message has the id that the replayed one had."""
+    (sent,) = dead(conn, 1)
+    replay(conn, sent)
+    conn.execute("select pgmq.drop_queue('jobs')")
+    conn.execute("select pgmq.create('jobs')")
+    put(conn, 0, "new")
+    read(conn)
+    fail(conn, 2, "another")
+    read(conn)
+    assert statuses(conn) == {"0": "dead", "1": "dead", "new": "dead"}
+    agrees(conn)
+
+
+def test_and_by_us_while_the_hand_is_at_it(conn: Connection, connect: Connect) -> None:
+    (sent,) = dead(conn, 1)
+    hand = connect(autocommit=False)
+    replay_by_hand(hand)
+    conn.execute("set statement_timeout = '20s'")
+    assert column(conn, "select bartleby.replay(%s, 'ann', 'x')", [sent]) == []
+    hand.commit()
+    assert watch(conn) == 1
+    assert (inside(conn), statuses(conn)) == ([1], {"1": "replayed"})
+    agrees(conn)
+
+
+def test_what_the_hand_took_is_not_discarded(conn: Connection) -> None:
+    """Restored and replayed later it would live twice."""
+    (sent,) = dead(conn, 1)
+    replay_by_hand(conn)
+    assert "discarded" not in change(conn, "discard", sent)
+    assert watch(conn) == 1
+    assert statuses(conn) == {"1": "replayed"}

@@ -1,0 +1,183 @@
+"""A queue of pgmq is claimed, settled and reaped like one of ours."""
+
+from typing import Any
+
+import pytest
+
+from tests.kit.pgmq import QUEUE, SIBLING, agrees, inside, letters, made, put, read
+from tests.kit.sql import Claim, Connect, Connection, ack, reap, refused, release, rows, stats, value, waiting
+from tests.kit.sql import claim as claim_ours
+from tests.kit.sql import fail as fail_ours
+from tests.pgmq.test_return import dead, replay, statuses
+
+
+def claim(conn: Connection, limit: int = 10, lease: str = "10 seconds") -> Claim:
+    return claim_ours(conn, limit, QUEUE, lease)
+
+
+def fail(conn: Connection, claimed: Claim, **failure: Any) -> list[Any]:
+    return fail_ours(conn, claimed.lease, *[{"position": each, **failure} for each in claimed.positions])
+
+
+def lapse(conn: Connection) -> None:
+    """Let every lease lapse, here and there."""
+    conn.execute("update bartleby.lease set until = until - interval '1 hour' where pending <> '{}'")
+    conn.execute("update pgmq.q_jobs set vt = vt - interval '1 hour'")
+
+
+def test_claimed_and_done(conn: Connection) -> None:
+    made(conn)
+    sent = put(conn, {"n": 1}, 2, headers={"trace": "x"})
+    claimed = claim(conn)
+    assert claimed.positions == sent
+    assert [(each["payload"], each["attempt"], each["headers"]) for each in claimed.messages] == [
+        ({"n": 1}, 1, {"trace": "x"}), (2, 1, {"trace": "x"}),
+    ]  # fmt: skip
+    assert read(conn) == []
+    assert claim(conn).messages == []
+    assert (stats(conn, QUEUE)["ready"], stats(conn, QUEUE)["leased"]) == (0, 2)
+    assert ack(conn, claimed.lease, sent[:1]) == 1
+    assert inside(conn) == [2]
+    assert ack(conn, claimed.lease) == 1
+    assert inside(conn) == []
+    assert rows(conn, "select * from bartleby.pgmq_message") == []
+    with refused("ZB006"):
+        ack(conn, claimed.lease)
+
+
+def test_a_message_keeps_its_id(conn: Connection) -> None:
+    made(conn, max_attempts=2)
+    put(conn, 1)
+    ids = []
+    for _ in range(2):
+        claimed = claim(conn)
+        ids += [each["message_id"] for each in claimed.messages]
+        fail(conn, claimed, error="boom", error_type="E", traceback="here")
+    assert claim(conn).messages == []
+    (letter,) = letters(conn)
+    assert ids == [letter["message_id"]] * 2
+    assert (letter["attempts"], letter["error"], letter["traceback"], letter["worker"]) == (2, "boom", "here", "w")
+    agrees(conn)
+
+
+def test_released_it_is_not_charged(conn: Connection) -> None:
+    made(conn)
+    put(conn, 1)
+    for _ in range(7):
+        claimed = claim(conn)
+        assert [each["attempt"] for each in claimed.messages] == [1]
+        assert release(conn, claimed.lease) == 1
+    assert value(conn, "select read_ct from pgmq.q_jobs") == 0
+
+
+def test_terminal_and_unacceptable(conn: Connection) -> None:
+    made(conn)
+    put(conn, 1)
+    assert [each["verdict"] for each in fail(conn, claim(conn), verdict="dead", error="no")] == ["dead"]
+    put(conn, 2)
+    assert [each["verdict"] for each in fail(conn, claim(conn), reason="unacceptable")] == ["dead"]
+    assert [each["reason"] for each in letters(conn)] == ["terminal", "unacceptable"]
+    assert (inside(conn), inside(conn, SIBLING)) == ([], [1, 2])
+
+
+def test_extended_it_stays_out_of_sight(conn: Connection) -> None:
+    made(conn)
+    put(conn, 1)
+    claimed = claim(conn, lease="1 second")
+    conn.execute("select bartleby.extend(%s, '1 hour')", [[claimed.lease]])
+    assert value(conn, "select vt > clock_timestamp() + interval '50 minutes' from pgmq.q_jobs") is True
+
+
+def test_a_lost_worker_charges_nobody_before_a_message_ran_alone(conn: Connection) -> None:
+    made(conn, crash_budget=2)
+    put(conn, 1, 2)
+    claim(conn)
+    lapse(conn)
+    assert [(each["messages"], each["outcome"]) for each in reap(conn)] == [(2, "released")]
+    assert value(conn, "select array_agg(read_ct) from pgmq.q_jobs") == [0, 0]
+    for expected in ("retry", "dead"):
+        claimed = claim(conn)
+        assert [(each["payload"], each["solo"]) for each in claimed.messages] == [(1, True)]
+        lapse(conn)
+        assert [each["outcome"] for each in reap(conn)] == [expected]
+    assert [(each["payload"], each["reason"]) for each in letters(conn)] == [(1, "crashed")]
+    claimed = claim(conn)
+    assert [(each["payload"], each["solo"], each["attempt"]) for each in claimed.messages] == [(2, True, 1)]
+    ack(conn, claimed.lease)
+    assert rows(conn, "select * from bartleby.pgmq_message where msg_id is not null") == []
+    agrees(conn)
+
+
+def test_what_another_reader_has_since_is_theirs(conn: Connection) -> None:
+    made(conn)
+    put(conn, 1)
+    claimed = claim(conn)
+    lapse(conn)
+    (got,) = read(conn, vt=3600)
+    assert got["read_ct"] == 2
+    reap(conn)
+    assert value(conn, "select vt > clock_timestamp() + interval '50 minutes' from pgmq.q_jobs") is True
+    with refused("ZB006"):
+        ack(conn, claimed.lease)
+    assert inside(conn) == [1]
+
+
+def test_a_failure_that_comes_too_late_takes_it_from_nobody(conn: Connection) -> None:
+    made(conn)
+    put(conn, 1)
+    claimed = claim(conn)
+    lapse(conn)
+    read(conn, vt=3600)
+    fail(conn, claimed, error="late", delay=0)
+    seen = "select read_ct, vt > clock_timestamp() + interval '50 minutes' as hidden from pgmq.q_jobs"
+    assert rows(conn, seen) == [{"read_ct": 2, "hidden": True}]
+    assert value(conn, "select error from bartleby.attempts") == "late"
+
+
+@pytest.mark.parametrize("told", [{"verdict": "dead"}, {"max_attempts": 2}], ids=["terminal", "no attempts left"])
+def test_a_verdict_that_comes_too_late_buries_nothing(conn: Connection, told: dict[str, Any]) -> None:
+    made(conn)
+    put(conn, 1)
+    claimed = claim(conn)
+    lapse(conn)
+    read(conn, vt=3600)
+    assert [each["verdict"] for each in fail(conn, claimed, error="late", **told)] == ["retry"]
+    assert (letters(conn), inside(conn), inside(conn, SIBLING)) == ([], [1], [])
+    assert "somebody else" in value(conn, "select rule from bartleby.attempts")
+
+
+def test_a_verdict_waits_for_whoever_reads_it_just_now(conn: Connection, connect: Connect) -> None:
+    made(conn)
+    put(conn, 1)
+    claimed = claim(conn)
+    lapse(conn)
+    reader, worker = connect(autocommit=False), connect()
+    assert len(read(reader, vt=3600)) == 1
+    with waiting(conn, worker, lambda late: fail(late, claimed, verdict="dead"), for_whom=reader) as under_way:
+        reader.commit()
+        assert [each["verdict"] for each in under_way.result()] == ["retry"]
+    assert (letters(conn), inside(conn)) == ([], [1])
+
+
+def test_a_replayed_letter_is_resolved(conn: Connection) -> None:
+    (sent,) = dead(conn, 1)
+    replay(conn, sent)
+    claimed = claim(conn)
+    assert [each["message_id"] for each in claimed.messages] == [sent]
+    ack(conn, claimed.lease)
+    assert statuses(conn) == {"1": "resolved"}
+
+
+def test_while_the_breaker_is_open_probes_run_and_nothing_is_charged(conn: Connection) -> None:
+    made(conn)
+    put(conn, 1, 2)
+    claimed = claim(conn)
+    conn.execute("select bartleby.open_breaker(%s, 'down', '1 second')", [QUEUE])
+    fail(conn, claimed, error="down", delay=0)
+    assert value(conn, "select array_agg(read_ct) from pgmq.q_jobs") == [0, 0]
+    assert read(conn) == claim(conn).messages == []
+    conn.execute("update bartleby.breaker set next_probe_at = clock_timestamp()")
+    probe = claim(conn)
+    assert len(probe.messages) == 1
+    ack(conn, probe.lease)
+    assert value(conn, "select array_agg(read_ct) from pgmq.q_jobs") == [0]

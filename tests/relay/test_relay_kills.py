@@ -1,0 +1,124 @@
+"""A relay that is killed at some step: nothing is lost, and what comes twice has the same id."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from bartleby import Client
+from bartleby.sinks import open_publisher
+from tests.kit.relay import ANA, die, relaying, sink
+from tests.kit.worker import ENVIRONMENT, lapse, until
+
+Conn = psycopg.Connection[tuple[Any, ...]]
+
+# It kills itself at the n-th publication: before it, after it, or when what was refused is put aside.
+DOOMED = """
+import asyncio, os, sys
+from bartleby import publishing, relay
+from bartleby.config import Settings
+from bartleby.sinks import open_publisher
+from bartleby.sinks.publisher import Refused
+
+dsn, step, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+class Doomed:
+    def __init__(self, inner):
+        self.inner, self.calls = inner, 0
+
+    async def publish(self, events):
+        self.calls += 1
+        if step == "before" and self.calls == last:
+            os.kill(os.getpid(), 9)
+        if step == "aside":
+            return [Refused("no") for _ in events]
+        outcomes = await self.inner.publish(events)
+        if step == "after" and self.calls == last:
+            os.kill(os.getpid(), 9)
+        return outcomes
+
+    async def close(self):
+        await self.inner.close()
+
+if step == "aside":
+    put_aside = publishing.Outlet._put_aside
+
+    async def and_die(self, *args):
+        await put_aside(self, *args)
+        os.kill(os.getpid(), 9)
+
+    publishing.Outlet._put_aside = and_die
+relay.open_publisher = lambda kind, options, timeout: Doomed(open_publisher(kind, options, timeout))
+asyncio.run(relay.Relay(Settings(dsn=dsn, spool="off"), look=0.1, poll=0.05).run())
+"""
+
+
+@pytest.fixture
+def client(dsn: str, tmp_path: Path) -> Iterator[Client]:
+    with Client(dsn) as opened:
+        opened.create_queue("orders")
+        settings = {"options": {"path": str(tmp_path / "events.jsonl")}, "types": ["dead_letter.*"]}
+        opened.put_sink("bus", "log", settings, **ANA)
+        yield opened
+
+
+def published(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "events.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def run_doomed(dsn: str, step: str, last: int = 1) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DOOMED, dsn, step, str(last)], env=ENVIRONMENT, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+def real(dsn: str, folder: Path) -> Any:
+    publisher = open_publisher("log", {"path": str(folder / "events.jsonl")}, 2.0)
+    return relaying(dsn, {"bus": publisher})
+
+
+@pytest.mark.parametrize("last", [1, 3])
+@pytest.mark.parametrize("step", ["before", "after"])
+def test_nothing_is_lost_whenever_it_is_killed(
+    client: Client, dsn: str, conn: Conn, tmp_path: Path, step: str, *, last: int
+) -> None:
+    died = die(client, 250)
+    client.discard(died[:100], **ANA)
+    run_doomed(dsn, step, last)
+    before = published(tmp_path)
+    lapse(conn)
+    client.put_sink("bus", "log", {"options": {"name": "bus"}}, **ANA)
+    with real(dsn, tmp_path):
+        until(lambda: sink(client).waiting == 0, 60)
+    after = published(tmp_path)
+    counts = Counter(each["id"] for each in after)
+    assert {(each["data"]["message_id"], each["sequence"]) for each in after} == (
+        {(message, "1") for message in died} | {(message, "2") for message in died[:100]}
+    )
+    assert len(counts) == 350
+    twice = {name for name, count in counts.items() if count > 1}
+    assert twice <= {each["id"] for each in before}
+    assert max(counts.values()) <= 2
+    if step == "after":
+        assert twice
+    by_id: dict[str, Any] = {}
+    assert all(by_id.setdefault(each["id"], each) == each for each in after)
+
+
+def test_what_was_put_aside_is_put_aside_once(client: Client, dsn: str, conn: Conn) -> None:
+    die(client, 3)
+    for _ in range(2):
+        run_doomed(dsn, "aside")
+        lapse(conn)
+    letters = list(client.dead_letters("queue:sink.bus"))
+    assert len({letter.key for letter in letters}) == len(letters) >= 1
+    assert sink(client).waiting == 3

@@ -1,0 +1,149 @@
+"""The relay at its limits: publishers that break their promise, payloads that take long to read and to look through."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+
+from bartleby import Client, Failure, dressing, emitting, publishing
+from bartleby.answers import nothing
+from bartleby.calls import Call
+from bartleby.dressing import Document
+from bartleby.sinks.publisher import Event, Outcome
+from tests.kit.relay import Bus, add, die, relaying, sink
+from tests.kit.worker import until
+
+Conn = psycopg.Connection[tuple[Any, ...]]
+
+
+@pytest.fixture
+def client(dsn: str) -> Iterator[Client]:
+    with Client(dsn) as opened:
+        opened.create_queue("orders")
+        yield opened
+
+
+def die_together(client: Client, payloads: Sequence[object]) -> None:
+    """Let messages die in one transaction: one event stands for all of them."""
+    client.send_many("orders", [{"payload": payload} for payload in payloads])
+    lease = client.claim("orders", "web-1", limit=len(payloads))
+    assert lease is not None
+    client.fail(lease.id, [Failure(each.position, "KeyError", "'x'", verdict="dead") for each in lease.messages])
+
+
+async def is_cancelled(_events: Sequence[Event]) -> Any:
+    raise asyncio.CancelledError
+
+
+async def cancels_itself(_events: Sequence[Event]) -> Any:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def hangs(_events: Sequence[Event]) -> Any:
+    await asyncio.Event().wait()
+
+
+async def says_too_little(events: Sequence[Event]) -> Any:
+    return (await Bus().publish(events))[1:]
+
+
+async def says_nothing(events: Sequence[Event]) -> Any:
+    return [None] * len(events)
+
+
+@pytest.mark.parametrize("broken", [is_cancelled, cancels_itself, hangs, says_too_little, says_nothing])
+def test_a_publisher_that_breaks_its_promise_costs_no_event_and_is_told(
+    client: Client,
+    dsn: str,
+    conn: Conn,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: Callable[[Sequence[Event]], Awaitable[Any]],
+) -> None:
+    class Broken(Bus):
+        async def publish(self, events: Sequence[Event]) -> list[Outcome]:
+            return await (super().publish(events) if well else broken(events))
+
+    monkeypatch.setattr(publishing, "_SLOWEST", 0.1)
+    well: list[bool] = []
+    bus = Broken()
+    add(client, types=["dead_letter.*"], timeout=0.1)
+    died = die(client, 3)
+    with relaying(dsn, {"bus": bus}):
+        until(lambda: sink(client).state == "degraded")
+        well.append(True)
+        until(lambda: sink(client).state == "working")
+        until(lambda: sink(client).published == 3)
+    assert sorted(each["data"]["message_id"] for each in bus.events) == died
+    assert sink(client).failures == 3
+    assert conn.execute("select from bartleby.attempt a where a.error_type <> 'KeyError'").rowcount == 0
+
+
+def test_other_sinks_need_not_wait_while_payloads_are_looked_through(
+    client: Client, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(document: Document, link: str | None) -> Document:
+        seen.append("dressed")
+        time.sleep(1.5 * publishing._TURN)
+        return usual(document, link)
+
+    async def tick() -> None:
+        while True:
+            seen.append("tick")
+            await asyncio.sleep(0)
+
+    class Ticking(Bus):
+        async def publish(self, events: Sequence[Event]) -> list[Outcome]:
+            ticking.cancel()
+            return await super().publish(events)
+
+    usual = dressing.dressed
+    seen: list[str] = []
+    bus = Ticking()
+    add(client, types=["dead_letter.*"], include_payload=True)
+    with relaying(dsn, {"bus": bus}) as running:
+        assert running._loop is not None
+        monkeypatch.setattr(dressing, "dressed", slowly)
+        ticking = asyncio.run_coroutine_threadsafe(tick(), running._loop)
+        die_together(client, ["a", "b", "c", "d"])
+        until(lambda: len(bus.events) == 4)
+    places = [place for place, what in enumerate(seen) if what == "dressed"]
+    assert len(places) == 4
+    assert all(after - before > 1 for before, after in itertools.pairwise(places))
+
+
+def test_large_payloads_go_a_few_at_a_time(client: Client, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "_BYTES", 25_000)
+    bus = Bus()
+    add(client, types=["dead_letter.*"], include_payload=True)
+    die_together(client, ["x" * 10_000] * 7)
+    with relaying(dsn, {"bus": bus}):
+        until(lambda: sink(client).published == 7)
+    assert [len(each) for each in bus.tried] == [2, 2, 2, 1]
+
+
+def test_what_cannot_be_read_at_once_is_read_in_parts(
+    client: Client, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cloud_events(name: str, references: Sequence[dict[str, Any]]) -> Call[Any]:
+        asked.append(len(references))
+        if len(references) > 2:  # as one that takes longer than its deadline
+            return Call("select pg_terminate_backend(pg_backend_pid())", (), nothing)
+        return usual(name, references)
+
+    usual = emitting.cloud_events
+    asked: list[int] = []
+    monkeypatch.setattr(emitting, "cloud_events", cloud_events)
+    bus = Bus()
+    add(client, types=["dead_letter.*"])
+    died = die(client, 9)
+    with relaying(dsn, {"bus": bus}):
+        until(lambda: sink(client).published == 9)
+    assert max(asked) > 2
+    assert [each["data"]["message_id"] for each in bus.events] == died

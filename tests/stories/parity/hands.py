@@ -1,0 +1,253 @@
+"""Six ways to do what the table says: a story is told once, and each of them carries it out.
+
+Each keeps which names of its surface it has used, and under which ids the audit is to know its deeds.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, cast
+
+import psycopg
+from fastapi.testclient import TestClient
+from psycopg.rows import dict_row
+
+from bartleby import AsyncClient, Client
+from bartleby.client import Runner
+from bartleby.principal import Role
+from bartleby.surfaces import shapes
+from bartleby.surfaces.desk.agents import Allowance
+from tests.kit.agent import Agent
+from tests.kit.commands import Done
+from tests.kit.ways import Plain
+from tests.stories.parity.naming import bare
+from tests.stories.parity.row import Row, Why
+from tests.stories.parity.table import ROWS
+
+WHY = "a story"
+Arguments = Mapping[str, Any]
+
+
+class Hands:
+    """Somebody at one surface. What it does not have is done by a person with the Python client."""
+
+    surface = "python"
+
+    def __init__(self, person: Runner) -> None:
+        self.person = person
+        self.used: set[str] = set()
+        self.requests: set[str] = set()
+
+    def do(self, verb: str, by: str = "ana", **what: Any) -> Any:
+        """Do a deed in somebody's name; return the id of what it made, if any."""
+        row = ROWS[verb]
+        if isinstance(getattr(row, self.surface), Why):
+            return made(self._as_a_person(verb, row, by, what))
+        self.used |= bare(self.surface, verb, row)
+        return made(self._do(verb, row, by, what))
+
+    def look(self, verb: str, **what: Any) -> list[tuple[Any, ...]]:
+        """Look at something; return what is compared, in order."""
+        row = ROWS[verb]
+        if isinstance(getattr(row, self.surface), Why):
+            return []
+        self.used |= bare(self.surface, verb, row)
+        return sorted(picked(row, self._look(verb, row, what)), key=str)
+
+    def hash_of(self, replay_id: int) -> str:
+        """Return the hash of a plan that somebody has looked at."""
+        found = self.person.find_replay(replay_id)
+        assert found is not None
+        return found.hash
+
+    def _as_a_person(self, verb: str, row: Row, by: str, what: Arguments) -> object:
+        call = getattr(self.person, row.python or verb)
+        extra = {"on": False} if verb == "release held" else {}
+        signature = {"actor": by, "reason": WHY, "request_id": self._request()} if row.signed else {}
+        return call(**what, **extra, **signature)
+
+    def _do(self, verb: str, row: Row, by: str, what: Arguments) -> object:
+        return self._as_a_person(verb, row, by, what)
+
+    def _look(self, verb: str, row: Row, what: Arguments) -> object:
+        found = getattr(self.person, row.python or verb)(**what)
+        return json.loads(shapes.text(list(found) if verb == "dead_letters" else found))
+
+    def _request(self) -> str:
+        name = f"{self.surface}-{len(self.requests) + 1}"
+        self.requests.add(name)
+        return name
+
+
+class Sql(Hands):
+    """Somebody with nothing but SQL, as the role of an operator."""
+
+    surface = "sql"
+
+    def __init__(self, person: Runner, connection: psycopg.Connection[Any]) -> None:
+        super().__init__(person)
+        self._connection = connection
+
+    def _do(self, _verb: str, row: Row, by: str, what: Arguments) -> object:
+        text, given = row.sql, dict(what)
+        if row.signed:
+            text = f"{text[:-1]}, p_actor => {{actor}}, p_reason => {{reason}}, p_request_id => {{request_id}})"
+            given |= {"actor": by, "reason": WHY, "request_id": self._request()}
+        rows = self._rows(f"select * from bartleby.{text} answer", given)
+        return next(iter(rows[0].values()), None) if rows else None
+
+    def _look(self, _verb: str, row: Row, what: Arguments) -> object:
+        return json.loads(shapes.text(self._rows(f"select * {row.sql.replace('from ', 'from bartleby.', 1)}", what)))
+
+    def _rows(self, text: str, given: Arguments) -> list[dict[str, Any]]:
+        query = re.sub(r"\{(\w+)\}", r"%(\1)s", text)
+        parameters = {name: as_text(value) for name, value in given.items()}
+        with self._connection.cursor(row_factory=dict_row) as cursor:
+            return cursor.execute(query.encode(), parameters).fetchall()
+
+
+class Command(Hands):
+    """Somebody at a terminal."""
+
+    surface = "cli"
+
+    def __init__(self, person: Runner, run: Callable[..., Done]) -> None:
+        super().__init__(person)
+        self._run = run
+
+    def _do(self, verb: str, row: Row, by: str, what: Arguments) -> object:
+        lines = "\n".join(json.dumps(each["payload"]) for each in what.get("messages", ()))
+        signature = ["--actor", by, "--reason", WHY] if row.signed else []
+        done = self._run(*words(row.cli, what), *signature, stdin=lines)
+        if verb == "plan_replay" and done.code:
+            # it starts what it has planned; where that needs a second person it leaves a draft
+            assert "approve" in done.err, done.err
+            return self.person.replays(limit=1)[0].id
+        assert done.code == 0, done.err
+        if verb == "plan_replay":
+            return self.person.replays(limit=1)[0].id
+        return json.loads(done.out) if verb in {"add_token", "split_group", "send"} else None
+
+    def _look(self, verb: str, row: Row, what: Arguments) -> object:
+        done = self._run(*words(row.cli, what))
+        assert done.code == 0, done.err
+        found: Any = done.out.strip() if verb == "audit_anchor" else done.document
+        return found["group"] if verb == "group" else found
+
+
+class Http(Hands):
+    """A program that asks the HTTP API."""
+
+    surface = "http"
+
+    def __init__(self, person: Runner, clients: Mapping[str, TestClient]) -> None:
+        super().__init__(person)
+        self._clients = clients
+
+    def _do(self, verb: str, row: Row, by: str, what: Arguments) -> object:
+        given = {**what, "reason": WHY}
+        if verb == "send":
+            given["messages"] = [{"payload": what["payload"], "key": what["key"]}]
+        fields = arguments(row.http, given)
+        method = row.http.partition(" ")[0]
+        if method == "DELETE":
+            return self._answer(by, row.http, given, params=fields)
+        body = {**fields, **({"reason": WHY} if row.signed else {})}
+        return self._answer(by, row.http, given, json=json.loads(shapes.text(body)))
+
+    def _look(self, verb: str, row: Row, what: Arguments) -> object:
+        found = self._answer("ana", row.http, what, params=arguments(row.http, what))
+        return found["problems"] if verb == "verify_audit" else found
+
+    def _answer(self, by: str, template: str, given: Arguments, **request: Any) -> Any:
+        method, path = template.partition(" |")[0].format_map(given).split(" ")
+        headers = {"X-Request-Id": self._request()}
+        answer = self._clients[by].request(method, f"/api/v1{path}", headers=headers, **request)
+        assert answer.is_success, f"{template}: {answer.status_code} {answer.text}"
+        return answer.json() if answer.content else None
+
+
+class Tools(Hands):
+    """An agent, and the person beside it."""
+
+    surface = "mcp"
+
+    def __init__(self, person: Client) -> None:
+        super().__init__(person)
+        self._agent = Agent(person, "ana", role=Role.AGENT, allowance=Allowance(1, 10))
+
+    def _do(self, _verb: str, row: Row, _by: str, what: Arguments) -> object:
+        return self._called(row.mcp, what, {"reason": WHY})
+
+    def _look(self, _verb: str, row: Row, what: Arguments) -> object:
+        return self._called(row.mcp, what, {})
+
+    def _called(self, template: str, what: Arguments, more: Arguments) -> Any:
+        said = self._agent.call(template.partition(" |")[0], **arguments(template, what), **more)
+        assert not said.failed, said.text
+        return said.document
+
+
+@contextmanager
+def python(dsn: str) -> Iterator[Hands]:
+    """Somebody with the Python client."""
+    with Client(dsn) as client:
+        yield Hands(client)
+
+
+@contextmanager
+def awaited(dsn: str) -> Iterator[Hands]:
+    """Somebody with the asynchronous client."""
+    with asyncio.Runner() as loop:
+        client = AsyncClient(dsn)
+        yield Hands(cast("Runner", Plain(client, loop.run)))
+        loop.run(client.close())
+
+
+def words(template: str, given: Arguments) -> list[str]:
+    """Return a command as words; an argument of several is several words."""
+    made: list[str] = []
+    for word in template.split(" "):
+        value = given.get(word[1:-1]) if re.fullmatch(r"\{\w+\}", word) else None
+        if isinstance(value, list):
+            made += map(str, value)
+        else:
+            made.append(word.format_map({name: as_text(each) for name, each in given.items()}))
+    return made
+
+
+def arguments(template: str, given: Arguments) -> dict[str, Any]:
+    """Return the fields that a request or a tool gets."""
+    named = [each.partition("=") for each in template.partition(" | ")[2].split()]
+    return {field: given[argument or field] for field, _, argument in named}
+
+
+def as_text(value: object) -> object:
+    """Return documents as JSON, times as everybody writes them, and anything else as it is."""
+    if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict)):
+        return json.dumps(value)
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def made(answer: Any) -> Any:
+    """Return the id of what a deed has made, whatever a surface says beside it."""
+    if isinstance(answer, dict):
+        return answer.get("id") or answer.get("replay_id") or (answer.get("message_ids") or [None])[0]
+    return answer[0] if isinstance(answer, list) and answer else answer
+
+
+def picked(row: Row, found: Any) -> Iterator[tuple[Any, ...]]:
+    """Return what is compared of what a surface shows."""
+    if isinstance(found, dict):
+        lists = [found[name] for name in ("items", "letters", "groups", "queues") if isinstance(found.get(name), list)]
+        found = lists[0] if lists and "id" not in found and "replay_id" not in found else [found]
+    elif found is None or not isinstance(found, list):
+        found = [] if found is None else [{row.pick[0]: found}]
+    for each in found:
+        named = dict(each)
+        if "id" in row.pick and "id" not in named:  # tools say of what it is the id
+            named |= {"id": named.get("replay_id") or named["group_id"], "items": named.get("letters")}
+        yield tuple(named[name] for name in row.pick)

@@ -1,0 +1,75 @@
+"""The poison corpus and the database: what is refused at the door, and that evidence of anything can be stored."""
+
+import psycopg
+import pytest
+
+from bartleby import BartlebyError, Client, Failure, Lease
+from bartleby.errors import InvalidPayload, UndecodablePayload
+from bartleby.failure import Recorder
+from bartleby.typed import converter
+from tests.kit import poison
+from tests.kit.database import Connection
+
+
+@pytest.fixture
+def client(dsn: str) -> Client:
+    return Client(dsn)
+
+
+def claimed(client: Client, limit: int) -> Lease:
+    lease = client.claim("q", "w", limit=limit)
+    assert lease is not None
+    return lease
+
+
+def test_every_payload_is_refused_at_the_door_or_arrives_and_does_not_fit(client: Client, conn: Connection) -> None:
+    convert = converter(poison.Order)
+    with client:
+        client.create_queue("q")
+        for name, payload in poison.PAYLOADS.items():
+            try:
+                conn.execute("select bartleby.send('q', %s::jsonb)", [payload.text])
+            except psycopg.Error:
+                assert payload.refused, name
+                continue
+            assert not payload.refused, name
+            (message,) = claimed(client, 1)
+            with pytest.raises((InvalidPayload, UndecodablePayload)):
+                convert(message.payload)
+            client.reject(message.lease_id, message.position, "unacceptable")
+        assert len(client.dead_letters()) == sum(not payload.refused for payload in poison.PAYLOADS.values())
+
+
+def test_the_evidence_of_everything_is_stored_as_it_is(client: Client) -> None:
+    recorder = Recorder()
+    with client:
+        client.create_queue("q")
+        for name in poison.EXCEPTIONS:
+            client.send("q", name)
+        lease = claimed(client, len(poison.EXCEPTIONS))
+        found = {}
+        for message in lease:
+            try:
+                poison.strike(message.payload)
+            except BaseException as error:  # noqa: BLE001 - whatever it is
+                found[message.id] = evidence = recorder.evidence("q", error)
+            report = Failure(
+                message.position, evidence.error_type, evidence.error, traceback=evidence.traceback,
+                fingerprint=evidence.fingerprint, verdict="dead",
+            )  # fmt: skip
+            client.fail(lease.id, [report])
+        letters = client.dead_letters(limit=1000)
+        assert len(letters) == len(poison.EXCEPTIONS)
+        for letter in letters:
+            evidence = found[letter.message_id]
+            assert (letter.error_type, letter.error, letter.traceback) == (
+                evidence.error_type, evidence.error, evidence.traceback,
+            )  # fmt: skip
+
+
+def test_what_python_sends_is_refused_with_a_word(client: Client) -> None:
+    with client:
+        client.create_queue("q")
+        for payload in ("a\0b", "\ud800", float("nan"), {1, 2}, b"bytes", "x" * (2 << 20)):
+            with pytest.raises(BartlebyError):
+                client.send("q", payload)
