@@ -1,0 +1,13 @@
+"""Bugs in send.sql."""
+
+from tests.nightly.mutation.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        "a lapsed unique key still returns the first message",
+        "sql/send.sql",
+        "    where u.until <= v_now;\n",
+        "    where false;\n",
+        "tests/sql/test_send_once.py",
+    ),
+]
