@@ -1,12 +1,13 @@
-"""One private PostgreSQL per test process, and a database of its own for every test.
+"""One private PostgreSQL per test process, and a pool of databases that are reset between tests.
 
 scratch   a directory for servers, fast and reachable for other accounts (session)
 server    the running server (session); BARTLEBY_PG_BIN chooses another PostgreSQL
 template  the name of a database with the SQL core in it, installed once (session)
-dsn       a fresh copy of the template, dropped afterwards
+database  a database of the pool, reset; with the mark own_database a new copy of the template, dropped afterwards
+dsn       the address of that database
 conn      an autocommit connection to it
 connect   opens more connections to it, and closes them all at the end
-wait_for  waits until something is so; is_waiting says whether a session of the database waits for a lock
+wait_for  waits until a condition holds; is_waiting says whether a session of the database waits for a lock
 """
 
 import base64
@@ -21,12 +22,16 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
 from bartleby import dev
 from bench import pooler
@@ -43,6 +48,7 @@ os.environ.setdefault("BARTLEBY_SPOOL", "off")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+RESET = Path(__file__).with_name("reset.sql")
 INSTALL = Path(dev.__file__).parent / "sql" / "install.sql"
 SETTINGS = {
     "fsync": "off",
@@ -51,6 +57,16 @@ SETTINGS = {
     "shared_buffers": "256MB",
 }
 ENOUGH_MEMORY = 2 << 30
+# what a session may have left behind; its plans and compiled functions are worth keeping
+SESSION: tuple[LiteralString, ...] = (
+    "set session authorization default",
+    "reset all",
+    "unlisten *",
+    "select pg_advisory_unlock_all()",
+    "discard temp",
+    "discard sequences",
+    "close all",
+)
 NUMBERS = itertools.count(1)
 
 
@@ -110,15 +126,137 @@ def template(server: dev.Server, admin: Connection) -> str:
     return name
 
 
+@dataclass
+class Database:
+    """A database of the pool, and the connection that resets it, which tests use too."""
+
+    name: str
+    dsn: str
+    admin: Connection
+    structure: str = ""
+    _conn: Connection | None = None
+
+    @property
+    def conn(self) -> Connection:
+        if self._conn is None or self._conn.closed:
+            self._conn = psycopg.connect(self.dsn, autocommit=True)
+        return self._conn
+
+    def prepare(self) -> None:
+        """Install the means to reset it."""
+        self.conn.execute(RESET.read_bytes())
+        self.structure = self._structure()
+
+    def lend(self, test: str) -> None:
+        """Note who uses it, after proving that it was reset since the last use."""
+        found = self.conn.execute("select test from test_kit.canary").fetchall()
+        assert not found, f"{self.name} was not reset after {found}"
+        self.conn.execute("insert into test_kit.canary values (%s)", [test])
+
+    def reset(self) -> bool:
+        """Restore the state after the installation; return False if the test changed the schema."""
+        self._end_sessions()
+        conn = self.conn
+        conn.autocommit = True
+        conn.row_factory = tuple_row
+        conn.prepare_threshold = 5
+        conn.isolation_level = conn.read_only = conn.deferrable = None
+        conn._adapters = None
+        conn._notice_handlers.clear()
+        conn._notify_handlers.clear()
+        for statement in SESSION:
+            conn.execute(statement)
+        if self._structure() != self.structure:
+            return False
+        conn.execute("select test_kit.reset()")
+        return True
+
+    def drop(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+        wait_for_sessions_to_end(self.admin, self.name)
+        self.admin.execute(f"drop database {self.name} with (force)".encode())
+
+    def _structure(self) -> str:
+        try:
+            found = self.conn.execute("select test_kit.structure()").fetchone()
+        except psycopg.Error:  # not even the schema is left
+            return ""
+        return "" if found is None else str(found[0])
+
+    def _end_sessions(self) -> None:
+        if self._conn is not None and not _is_idle(self._conn):
+            self._conn.close()
+        kept = -1 if self._conn is None or self._conn.closed else self._conn.info.backend_pid
+        wait_for_sessions_to_end(self.admin, self.name, kept)
+        others = "select pg_terminate_backend(pid, 30000) from pg_stat_activity where datname = %s and pid <> %s"
+        self.admin.execute(others + " and backend_type = 'client backend'", [self.name, kept])
+        open_ones = "select gid from pg_prepared_xacts where database = %s"
+        for (gid,) in self.admin.execute(open_ones, [self.name]).fetchall():
+            self.conn.execute(sql.SQL("rollback prepared {}").format(gid))
+
+
+def _is_idle(conn: Connection) -> bool:
+    return not conn.lock.locked() and conn.info.transaction_status == TransactionStatus.IDLE
+
+
+class Pool:
+    """Copies of one template; those not in use wait for the next test."""
+
+    def __init__(self, server: dev.Server, admin: Connection, template: str) -> None:
+        self._server, self._admin, self._template = server, admin, template
+        self._free: list[Database] = []
+
+    def copy(self) -> Database:
+        name = f"test_{next(NUMBERS)}"
+        # through the log, as is usual since PostgreSQL 15, it takes three times as long
+        strategy = "strategy file_copy" if self._admin.info.server_version >= 150000 else ""
+        self._admin.execute(f"create database {name} template {self._template} {strategy}".encode())
+        return Database(name, database_dsn(self._server, name), self._admin)
+
+    @contextlib.contextmanager
+    def lend(self, test: str) -> Iterator[Database]:
+        if self._free:
+            lent = self._free.pop()
+        else:
+            lent = self.copy()
+            lent.prepare()
+        lent.lend(test)
+        try:
+            yield lent
+        finally:
+            if lent.reset():
+                self._free.append(lent)
+            else:
+                lent.drop()
+
+    def close(self) -> None:
+        for database in self._free:
+            database.drop()
+
+
+@pytest.fixture(scope="session")
+def pool(server: dev.Server, admin: Connection, template: str) -> Iterator[Pool]:
+    made = Pool(server, admin, template)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def dsn(server: dev.Server, admin: Connection, template: str) -> Iterator[str]:
-    name = f"test_{next(NUMBERS)}"
-    # through the log, as is usual since PostgreSQL 15, it takes three times as long
-    strategy = "strategy file_copy" if admin.info.server_version >= 150000 else ""
-    admin.execute(f"create database {name} template {template} {strategy}".encode())
-    yield database_dsn(server, name)
-    wait_for_sessions_to_end(admin, name)
-    admin.execute(f"drop database {name} with (force)".encode())
+def database(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Database]:
+    # pgbouncer keeps sessions open, which the reset would cut
+    if request.node.get_closest_marker("own_database") or request.node.get_closest_marker("pgbouncer"):
+        made = pool.copy()
+        yield made
+        made.drop()
+    else:
+        with pool.lend(request.node.nodeid) as lent:
+            yield lent
+
+
+@pytest.fixture
+def dsn(database: Database) -> str:
+    return database.dsn
 
 
 @pytest.fixture
@@ -134,8 +272,8 @@ def connect(dsn: str) -> Iterator[Callable[..., Connection]]:
 
 
 @pytest.fixture
-def conn(connect: Callable[..., Connection]) -> Connection:
-    return connect()
+def conn(database: Database) -> Connection:
+    return database.conn
 
 
 @pytest.fixture
@@ -175,11 +313,11 @@ def cheapen_logins(server: dev.Server) -> None:
         connection.execute("alter role postgres password 'SCRAM-SHA-256$1:{}${}:{}'".format(*parts).encode())
 
 
-def wait_for_sessions_to_end(admin: Connection, name: str) -> None:
+def wait_for_sessions_to_end(admin: Connection, name: str, kept: int = -1) -> None:
     # PostgreSQL looks again only after 100 ms if it finds one, and a closed session takes a few to go.
     deadline = time.monotonic() + 0.05
-    query = "select from pg_stat_activity where datname = %s and backend_type = 'client backend'"
-    while admin.execute(query, [name]).rowcount and time.monotonic() < deadline:
+    query = "select from pg_stat_activity where datname = %s and pid <> %s and backend_type = 'client backend'"
+    while admin.execute(query, [name, kept]).rowcount and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
