@@ -155,7 +155,7 @@ comment on function bartleby.check_actor(text, text, text) is 'raises an error f
 -- A probe that is out and holds nothing any more was settled by somebody who could not write it down: the next is due.
 -- The clock may have been set back, so a wait is never longer than it was meant to be.
 create or replace function bartleby.until_probe(p_queue integer, p_now timestamptz) returns interval
-language sql stable set enable_seqscan = off set enable_bitmapscan = off
+language sql stable set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
   select case
       when b.next_probe_at is not null then

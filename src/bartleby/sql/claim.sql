@@ -10,7 +10,7 @@ create or replace function bartleby.claim(p_queue text, p_worker text, p_limit i
 returns table (lease_id bigint, "position" bigint, message_id bigint, attempt integer, payload jsonb, headers jsonb,
   key text, generation bigint, created_at timestamptz, solo boolean)
 language plpgsql security definer rows 100 set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -113,7 +113,7 @@ comment on function bartleby.claim(text, text, integer, interval, boolean) is
 
 create or replace function bartleby.start(p_lease_id bigint) returns void
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 begin
   -- Whoever comes after the lease has lapsed may have given it up: the message would be charged for no run at all.
@@ -130,7 +130,7 @@ comment on function bartleby.start(bigint) is
 -- A lease that is just being settled is passed over: waiting for it would let the others lapse.
 create or replace function bartleby.extend(p_lease_ids bigint[], p_lease interval) returns void
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_lost bigint[];
@@ -154,7 +154,7 @@ comment on function bartleby.extend(bigint[], interval) is
 
 create or replace function bartleby.idle(p_queue text, p_for interval default '30 seconds') returns interval
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_queue bartleby.queue := bartleby.find_queue(p_queue);

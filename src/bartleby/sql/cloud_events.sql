@@ -5,7 +5,7 @@
 create or replace function bartleby.cloud_events(p_sink text, p_references jsonb)
 returns table (event_id bigint, ordinal integer, document jsonb)
 language sql stable security definer rows 1000 set search_path = pg_catalog, bartleby, pg_temp
-set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set timezone = 'UTC'
+set jit = off set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set timezone = 'UTC'
 as $$
   select r.id, d.ordinal, jsonb_build_object('specversion', '1.0', 'id', bartleby.event_id(i.id, r.id, d.ordinal),
     'source', 'urn:bartleby:' || i.id, 'type', r.type, 'subject', s.subject, 'partitionkey', s.subject,

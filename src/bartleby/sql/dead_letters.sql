@@ -5,7 +5,7 @@
 
 create or replace function bartleby.decide(p_lease bartleby.lease, p_outcome text, p_failures jsonb)
 returns table ("position" bigint, message_id bigint, verdict text, retry_at timestamptz)
-language plpgsql rows 100 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
+language plpgsql rows 100 set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
 set enable_mergejoin = off set intervalstyle = 'postgres'
 as $$
 #variable_conflict use_column
@@ -126,7 +126,7 @@ comment on function bartleby.brief(text) is 'at most 300 characters of a word: o
 
 -- unacceptable goes to invalid_to, else to dead_letter_to; everything else to dead_letter_to
 create or replace function bartleby.route(p_lease bartleby.lease, p_queue bartleby.queue, p_dead_at timestamptz) returns void
-language plpgsql set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+language plpgsql set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 begin
   -- from the log: the letter may have been edited or erased
@@ -187,7 +187,7 @@ $$;
 comment on function bartleby.past_cycle(bartleby.dead_letter) is 'one entry of failure_history';
 
 create or replace function bartleby.resolve(p_lease bartleby.lease) returns void
-language plpgsql set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+language plpgsql set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
   v_queue bartleby.queue;

@@ -7,7 +7,7 @@
 create or replace function bartleby.erase_key(p_key text, p_actor text, p_reason text, p_queue text default null,
   p_request_id text default null) returns bigint
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off
+set jit = off set enable_seqscan = off
 as $$
 declare
   v_queues integer[];

@@ -91,7 +91,7 @@ comment on function bartleby.counted(text[], integer[], bigint[]) is 'how many l
 
 create or replace function bartleby.counted_dead(p_queues integer[], p_groups bigint[], p_terms jsonb, p_most bigint)
 returns bigint
-language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off set max_parallel_workers_per_gather = 0
+language plpgsql stable set jit = off set enable_seqscan = off set enable_bitmapscan = off set max_parallel_workers_per_gather = 0
 as $$
 declare
   v_died record;

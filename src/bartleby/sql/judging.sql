@@ -103,7 +103,7 @@ comment on function bartleby.exclude_items(bigint, jsonb, text, text, text) is
 
 -- Queue by queue where one is blocked: its items are not even looked at.
 create or replace function bartleby.next_items(p_replay bartleby.replay, p_room bigint, p_blocked integer[]) returns bigint[]
-language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off
+language plpgsql stable set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 begin
   if not p_replay.queues && p_blocked then
@@ -133,7 +133,7 @@ end $$;
 comment on function bartleby.drop_preview(bigint) is 'forget a plan that was made to be looked at';
 
 create or replace function bartleby.settle_items(p_ids bigint[]) returns void
-language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+language plpgsql set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 begin
   if coalesce(cardinality(p_ids), 0) = 0 then

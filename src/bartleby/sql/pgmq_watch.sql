@@ -46,7 +46,7 @@ comment on function bartleby.pgmq_made_anew(bartleby.pgmq_queue) is 'the message
 -- A stretch at a time: there may be very many, and this is asked once a second. Then once more: under the lock a row may
 -- be another than the one that was found.
 create or replace function bartleby.pgmq_watch_live(p_queue bartleby.queue, p_from bigint) returns bigint
-language plpgsql set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off
+language plpgsql set jit = off set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off
 as $$
 declare
   v_gone bigint[];
@@ -74,7 +74,7 @@ end $$;
 comment on function bartleby.pgmq_watch_live(bartleby.queue, bigint) is 'messages that somebody deleted or archived are done';
 
 create or replace function bartleby.pgmq_watch_copies(p_queue bartleby.queue, p_sibling text, p_from bigint) returns bigint
-language plpgsql set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off
+language plpgsql set jit = off set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off
 as $$
 declare
   v_gone bigint[];

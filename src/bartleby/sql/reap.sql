@@ -9,7 +9,7 @@
 create or replace function bartleby.reap()
 returns table (queue text, lease_id bigint, worker text, messages integer, outcome text)
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -156,7 +156,7 @@ $$;
 comment on function bartleby.server_started_at() is 'when the server last started, be it after a crash';
 
 create or replace function bartleby.open_leases(p_queue integer) returns table (id bigint, pending int8multirange)
-language sql stable rows 10 set enable_seqscan = off set enable_bitmapscan = off
+language sql stable rows 10 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
   with sweep as materialized (
     select s.upto, s.open from bartleby.sweep s where s.queue = p_queue order by s.id desc limit 1)
@@ -172,7 +172,7 @@ comment on function bartleby.open_leases(integer) is 'the leases of a queue that
 -- Holes get their owners from a claim that had no xid when it began. Where every claim is made inside a transaction that
 -- has written before, that never happens, and the list of holes would grow; so one queue at a time is served here.
 create or replace function bartleby.record_loss(p_lease bartleby.lease, p_rule text) returns void
-language plpgsql set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+language plpgsql set jit = off set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 begin
   if exists (select from bartleby.queue q where q.id = bartleby.lease_queue(p_lease.id) and q.pgmq) then

@@ -64,7 +64,7 @@ comment on function bartleby.walk_groups(bigint[], integer, boolean) is
 -- Letters that somebody holds locked are left for the next walk: whoever waited here could be waited for.
 create or replace function bartleby.walk_stretch(p_group bartleby.failure_group, p_limit integer, out looked integer,
   out astray bigint, out moved bigint, out last_status text, out last_at timestamptz, out last_id bigint)
-language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+language plpgsql set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_ids bigint[];

@@ -173,7 +173,7 @@ comment on function bartleby.move_items(bartleby.replay, bigint, integer[]) is '
 -- and no other is possible here ("is true" hides the status from the indexes that have it).
 create or replace function bartleby.revive(p_ids bigint[], p_replay bartleby.replay, p_actor text, p_reason text,
   p_generation bigint, p_once boolean) returns bigint[]
-language plpgsql set enable_seqscan = off set enable_bitmapscan = off
+language plpgsql set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := bartleby.clock();

@@ -95,7 +95,7 @@ comment on function bartleby.is_held_since(regclass, timestamptz) is
 -- Only a minority is carried over, or a long backlog would be copied round and round; and not while an old snapshot is
 -- open: it would keep the old copies in every claim's way, and the truncation waits for it anyway.
 create or replace function bartleby.carry_over(p_slot smallint) returns text
-language plpgsql set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+language plpgsql set jit = off set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_count bigint;
@@ -129,7 +129,7 @@ comment on function bartleby.carry_over(smallint) is 'move unsettled messages of
 
 create or replace function bartleby.stragglers(p_slot smallint, p_limit bigint)
 returns table (queue integer, "position" bigint, big integer)
-language sql set enable_seqscan = off set enable_bitmapscan = off
+language sql set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
   select q.id, m.position, m.big from bartleby.queue q, bartleby.unsettled(q.id) u, lateral (
     select l.position, l.big from bartleby.log l

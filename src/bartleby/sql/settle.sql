@@ -5,7 +5,7 @@
 
 create or replace function bartleby.ack(p_lease_id bigint, p_positions bigint[] default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_pending int8multirange;
@@ -75,7 +75,7 @@ comment on function bartleby.lease_lost(bigint[]) is 'raises the error for lease
 create or replace function bartleby.release(p_lease_id bigint, p_positions bigint[] default null,
   p_delay interval default '0', p_ran boolean default false) returns integer
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_lease bartleby.lease;
@@ -93,7 +93,7 @@ comment on function bartleby.release(bigint, bigint[], interval, boolean) is
   'and did no harm, so they need not run alone any more';
 
 create or replace function bartleby.put_back(p_lease bartleby.lease, p_run_at timestamptz, p_solo boolean) returns integer
-language plpgsql set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+language plpgsql set jit = off set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_queue bartleby.queue;
@@ -144,7 +144,7 @@ comment on function bartleby.count_positions(int8multirange) is 'how many positi
 create or replace function bartleby.fail(p_lease_id bigint, p_failures jsonb)
 returns table ("position" bigint, message_id bigint, verdict text, retry_at timestamptz)
 language plpgsql security definer rows 100 set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_positions bigint[] := bartleby.check_failures(p_failures);
@@ -161,7 +161,7 @@ comment on function bartleby.fail(bigint, jsonb) is
 create or replace function bartleby.reject(p_lease_id bigint, p_position bigint, p_reason text,
   p_description text default null) returns void
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 begin
   if p_reason is null or p_reason not in ('delivery_error', 'unacceptable') then

@@ -25,7 +25,7 @@ comment on function bartleby.spool_identity() is
 
 create or replace function bartleby.enter_spooled(p_entries jsonb) returns table (id text, outcome text)
 language plpgsql security definer rows 50 set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_entry jsonb;

@@ -54,7 +54,7 @@ comment on function bartleby.on_duty(text) is 'who has a duty at the moment; nul
 
 create or replace function bartleby.prune(p_limit integer default 10000) returns table (what text, rows bigint)
 language plpgsql security definer rows 11 set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
   v_now timestamptz := bartleby.clock();
@@ -110,7 +110,7 @@ comment on function bartleby.lease_length(text) is 'how long a lease of a queue 
 
 create or replace function bartleby.outlook(p_queue text) returns table (due_in interval, breaker text, paused boolean)
 language sql stable security definer rows 1 set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
   select coalesce((select e.next_at from bartleby.depth_elsewhere(q.id) e),
       (select d.run_at from bartleby.deferred d where d.queue = q.id order by d.run_at limit 1)) - bartleby.clock(),

@@ -6,7 +6,7 @@ create or replace function bartleby.queue_stats(p_queue integer)
 returns table (ready bigint, leased bigint, leases bigint, deferred bigint, dead bigint, oldest_ready_at timestamptz,
   next_due_at timestamptz)
 language sql stable security definer rows 1 set search_path = pg_catalog, bartleby, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
   select coalesce(e.ready, greatest(0, coalesce(pg_sequence_last_value(q.positions), 0) - r.upper) + passed.messages), l.messages, l.leases,
     case when e.hidden is null then (select count(*) from bartleby.deferred d where d.queue = q.id) else greatest(0, e.hidden - l.messages) end,

@@ -46,7 +46,7 @@ comment on function bartleby.walk(jsonb, text, timestamptz, bigint, integer, int
   'the first letters that fit after a place in the order, found along the index that has them in order';
 
 create or replace function bartleby.has_restored(p_queues integer[]) returns boolean
-language sql stable set enable_seqscan = off set enable_bitmapscan = off
+language sql stable set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
   select exists (select from bartleby.dead_letter d where d.status = 'dead' and d.status_at <> d.dead_at
     and (p_queues is null or d.queue = any (p_queues)) order by d.queue, d.status_at, d.message_id limit 1)
