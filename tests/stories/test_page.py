@@ -1,42 +1,33 @@
-"""The page of decisions is what the tests say."""
+"""The page of decisions is what the marks on the tests say."""
 
-import ast
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from tools import seeds
 
-
-def test_the_page_is_up_to_date() -> None:
-    assert seeds.PAGE.read_text() == seeds.page(), "run: python tools/seeds.py"
+DESIGN = {"title": "T", "about": "A.", "decision": [{"id": "a-1", "text": "one | two", "here": "so"}]}
 
 
-def test_every_test_is_on_the_page_once() -> None:
-    text = seeds.PAGE.read_text()
-    files = sorted(seeds.TESTS.glob("test_*.py"))
-    names = [each.name for file in files for each in seeds.tests(ast.parse(file.read_text()))]
-    assert len(names) > 150
-    assert [each for each in names if text.count(f"`{each}`") != 1] == []
+def test_page_is_up_to_date_and_lists_every_decision() -> None:
+    designs = tomllib.loads(seeds.DECISIONS.read_text())
+    assert seeds.PAGE.read_text() == seeds.page(designs, seeds.proofs(seeds.TESTS)), "run: python tools/seeds.py"
+    assert sum(len(design["decision"]) for design in designs.values()) == 289
 
 
-@pytest.mark.parametrize(
-    "docstring",
-    ["", '"""One.\n\n    Two.\n    """', '"""One.\n\n    Here: two.\n\n    Here: three.\n    """'],
-)
-def test_a_test_that_does_not_say_its_decision_is_refused(docstring: str) -> None:
-    module = ast.parse(f"def test_it():\n    {docstring or 'pass'}\n")
-    [test] = seeds.tests(module)
-    with pytest.raises(seeds.Unwritable, match="test_it needs a docstring"):
-        seeds.Decision.of(test, seeds.PAGE)
+def test_decision_without_a_test_and_mark_without_a_decision_are_refused() -> None:
+    proof = seeds.Proof(seeds.PAGE, "test_it")
+    with pytest.raises(seeds.Unwritable, match="decisions without a test: a-1"):
+        seeds.page({"a": DESIGN}, {})
+    with pytest.raises(seeds.Unwritable, match="marks without a decision: a-2"):
+        seeds.page({"a": DESIGN}, {"a-1": [proof], "a-2": [proof]})
+    assert r"| one \| two | so | [test_it](" in seeds.page({"a": DESIGN}, {"a-1": [proof]})
 
 
-def test_a_bar_does_not_end_a_cell() -> None:
-    module = ast.parse('def test_it():\n    """a | b.\n\n    Here: c.\n    """\n')
-    [test] = seeds.tests(module)
-    assert str(seeds.Decision.of(test, seeds.PAGE)) == r"| a \| b. | c. | `test_it` |"
-
-
-def test_what_is_expected_to_fail_is_shown_as_missing() -> None:
-    module = ast.parse('@pytest.mark.xfail(reason="a gap", strict=True)\ndef test_it():\n    """a."""\n')
-    [test] = seeds.tests(module)
-    assert str(seeds.Decision.of(test, seeds.PAGE)) == "| a. | **Not yet:** a gap. | `test_it` |"
+def test_marks_of_methods_and_of_several_decisions_are_found(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text('class T:\n    @pytest.mark.seed("a-1", "a-2")\n    def test_it(self): ...\n')
+    assert {seed: found[0].test for seed, found in seeds.proofs(tmp_path).items()} == {
+        "a-1": "test_it",
+        "a-2": "test_it",
+    }

@@ -92,8 +92,8 @@ def replay(conn: Connection, message_id: int, generation: int | None = None, by:
     return column(conn, "select bartleby.replay(array[%s::bigint], %s, 'mended', %s)", message_id, by, generation)
 
 
+@pytest.mark.seed("outbox-1")
 def test_a_message_is_part_of_the_producers_transaction(q: Connection) -> None:
-    """Context: the outbox is written in the transaction of the producer: rolled back, there was never a message."""
     with q.transaction(force_rollback=True):
         send(q, "never")
     with q.transaction():
@@ -102,11 +102,8 @@ def test_a_message_is_part_of_the_producers_transaction(q: Connection) -> None:
     assert claim(q, 10).payloads == ["kept"]
 
 
+@pytest.mark.seed("outbox-2")
 def test_a_message_has_one_of_four_states(q: Connection) -> None:
-    """Context: a message is pending, then in flight, and in the end delivered or failed.
-
-    Here: ready or deferred, then leased, and in the end done or dead. What is done needs no row.
-    """
     done, dead = send(q), send(q)
     assert (places(q, done), places(q, dead)) == (["ready"], ["ready"])
     work = claim(q, 2)
@@ -116,10 +113,10 @@ def test_a_message_has_one_of_four_states(q: Connection) -> None:
     assert (places(q, done), places(q, dead)) == ([], ["dead"])
 
 
+@pytest.mark.seed("outbox-3")
 def test_polling_is_the_fallback_for_notifications(
     q: Connection, app: Bartleby, connect: Callable[[], Connection]
 ) -> None:
-    """Context: where notifications do not get through, polling finds the message all the same."""
     shop = Shop(app, q).open()
     listener = connect()
     channel = value(q, "select bartleby.channel('q')")
@@ -133,11 +130,8 @@ def test_polling_is_the_fallback_for_notifications(
     assert list(listener.notifies(timeout=0)) == []
 
 
+@pytest.mark.seed("outbox-4")
 def test_dead_letters_are_found_by_their_status(q: Connection) -> None:
-    """D1: no separate store for the dead: they keep their identity, and a filter on the status finds them.
-
-    Here: a table of their own behind one view, with the same id; a message is in no other place at the same time.
-    """
     living, dead = send(q, "alive"), send(q, "dead")
     work = claim(q, 2)
     q.execute("select bartleby.fail(%s, %s)", [work.lease, f'[{{"position": {work.positions[1]}, "verdict": "dead"}}]'])
@@ -145,22 +139,16 @@ def test_dead_letters_are_found_by_their_status(q: Connection) -> None:
     assert (places(q, dead), places(q, living)) == (["dead"], ["leased"])
 
 
+@pytest.mark.seed("outbox-5")
 def test_what_was_put_away_is_not_listed(q: Connection) -> None:
-    """D1: the query leaves out what somebody has deleted.
-
-    Here: discarded, which keeps the evidence and can be taken back.
-    """
     kept, away = bury(q), bury(q, "spam")
     q.execute("select * from bartleby.discard(array[%s::bigint], 'ana', 'spam')", [away])
     assert [each["message_id"] for each in rows(q, DEAD)] == [kept]
     assert (letter(q, away)["payload"], letter(q, away)["discarded_by"]) == ("spam", "ana")
 
 
+@pytest.mark.seed("outbox-6")
 def test_the_producer_owns_the_recovery(q: Connection, connect: Callable[[], Connection]) -> None:
-    """D1: recovery is with the producer: dead letters are beside its own tables, and one transaction mends both.
-
-    Here: rolled back neither is mended, and no worker gets the message before what it needs is there.
-    """
     worker = connect()
     q.execute("create table orders (id int primary key, country text)")
     q.execute("insert into orders values (42, '??'), (43, '??')")
@@ -176,23 +164,23 @@ def test_the_producer_owns_the_recovery(q: Connection, connect: Callable[[], Con
     assert claim(worker).ids == [sent]
 
 
+@pytest.mark.seed("outbox-7")
 def test_the_default_policy_of_retries(q: Connection) -> None:
-    """D2: by default 1 s at first, twice as much each time, at most 5 minutes, and full jitter."""
     found = stats(q)
     assert (found["backoff"], found["base"], found["factor"]) == ("exponential", SECOND, 2)
     assert (found["cap"], found["jitter"]) == (timedelta(minutes=5), "full")
 
 
+@pytest.mark.seed("outbox-8")
 def test_the_schedule_is_1_2_4_8_16_and_at_most_300_seconds(q: Connection, clock: Clock) -> None:
-    """D2: about 1, 2, 4, 8, 16 seconds and so on, and never more than 300."""
     create(q, "even", jitter="none")
     send(q, queue="even", max_attempts=12)
     waits = [each.total_seconds() for each in fail_until_dead(q, clock, "even")]
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
 
 
+@pytest.mark.seed("outbox-9")
 def test_full_jitter_spreads_retries(q: Connection) -> None:
-    """D2: with full jitter the delay is anything from nothing to the whole, so that retries do not come as a herd."""
     send_count(q, 300)
     failed_at = value(q, "select bartleby.clock()")
     waits = [(each["retry_at"] - failed_at).total_seconds() for each in fail_all(q, claim(q, 300))]
@@ -201,33 +189,30 @@ def test_full_jitter_spreads_retries(q: Connection) -> None:
     assert 0.4 < sum(waits) / 300 < 0.6
 
 
+@pytest.mark.seed("outbox-10")
 def test_jitter_is_drawn_for_every_attempt(q: Connection, clock: Clock) -> None:
-    """D2: jitter is applied anew at each attempt, below the curve."""
     send(q, max_attempts=9)
     shares = [each.total_seconds() / 2**n for n, each in enumerate(fail_until_dead(q, clock))]
     assert max(shares) <= 1
     assert len({round(each, 3) for each in shares}) > 4
 
 
+@pytest.mark.seed("outbox-11")
 def test_five_attempts_by_default(q: Connection, clock: Clock) -> None:
-    """D3: five attempts, and then it is failed."""
     sent = send(q)
     assert len(fail_until_dead(q, clock)) == 4
     assert (letter(q, sent)["attempts"], letter(q, sent)["reason"]) == (5, "exhausted")
 
 
+@pytest.mark.seed("outbox-12")
 def test_a_handler_may_override_the_number_of_attempts(shop: Shop) -> None:
-    """D3: a handler may have another limit, by a policy that it is given."""
     shop.open(retry=RetryPolicy(max_attempts=3))
     shop.ruling(ConnectionError())
     assert assert_dead(shop.app, "q")[0].attempts == 3
 
 
+@pytest.mark.seed("outbox-13")
 def test_five_attempts_are_over_within_half_a_minute(q: Connection, clock: Clock) -> None:
-    """D3: all attempts together take about 30 s: long enough for what passes, not hours for what never will.
-
-    Here: 15 s at most, for there are four waits between five attempts.
-    """
     create(q, "even", jitter="none")
     sent = send(q, queue="even")
     fail_until_dead(q, clock, "even")
@@ -235,8 +220,8 @@ def test_five_attempts_are_over_within_half_a_minute(q: Connection, clock: Clock
     assert 15 * SECOND <= found["dead_at"] - found["first_failed_at"] < 16 * SECOND
 
 
+@pytest.mark.seed("outbox-14")
 def test_terminal_integrity_error(shop: Shop, dsn: str) -> None:
-    """D4: an IntegrityError is terminal: failed at once, no retry."""
     shop.conn.execute("create table seen (id int primary key)")
 
     def insert_twice(message: Message) -> None:
@@ -251,12 +236,8 @@ def test_terminal_integrity_error(shop: Shop, dsn: str) -> None:
     assert found.attempts == 1
 
 
+@pytest.mark.seed("outbox-15")
 def test_terminal_value_error_from_validating_the_payload(shop: Shop) -> None:
-    """D4: a ValueError from the validation of the payload is terminal.
-
-    Here: a payload that does not fit the type of the handler, or whose type raises a ValueError, dies as
-    `unacceptable`; a ValueError of the handler's own work is tried again.
-    """
 
     @dataclass
     class Order:
@@ -277,12 +258,8 @@ def test_terminal_value_error_from_validating_the_payload(shop: Shop) -> None:
     assert [each.attempts for each in assert_dead(shop.app, "q", reason="exhausted")] == [2]
 
 
+@pytest.mark.seed("outbox-16")
 def test_terminal_pydantic_validation_error(shop: Shop) -> None:
-    """D4: a `pydantic.ValidationError` is terminal, be it of the payload or raised by the handler itself.
-
-    Here: where the handler names the model as its type the payload is checked before it runs, and it dies as
-    `unacceptable`; where the handler checks, as `terminal`.
-    """
     ran: list[object] = []
 
     class Order(pydantic.BaseModel):
@@ -309,11 +286,8 @@ def test_terminal_pydantic_validation_error(shop: Shop) -> None:
     assert ran == [Order(id=1)] * 2
 
 
+@pytest.mark.seed("outbox-17")
 def test_terminal_by_an_explicit_class(shop: Shop) -> None:
-    """D4: a subclass of the class for terminal errors is terminal.
-
-    Here: `bartleby.Terminal`.
-    """
 
     class NotPaid(Terminal):
         pass
@@ -322,23 +296,20 @@ def test_terminal_by_an_explicit_class(shop: Shop) -> None:
     assert (verdict, rule.rpartition(".")[2]) == ("dead", "NotPaid is a Terminal")
 
 
+@pytest.mark.seed("outbox-18")
 def test_transient_connection_error(shop: Shop) -> None:
-    """D4: a ConnectionError is transient: tried again by the curve."""
     assert shop.open().ruling(ConnectionResetError()) == (
         "retry", "ConnectionResetError is transient; attempt 1 of 2",
     )  # fmt: skip
 
 
+@pytest.mark.seed("outbox-19")
 def test_transient_timeout_error(shop: Shop) -> None:
-    """D4: a TimeoutError is transient."""
     assert shop.open().ruling(TimeoutError()) == ("retry", "TimeoutError is transient; attempt 1 of 2")
 
 
+@pytest.mark.seed("outbox-20")
 def test_transient_operational_error(shop: Shop) -> None:
-    """D4: an OperationalError of the database is transient.
-
-    Here: where its code says that the server itself is in trouble, the attempt is not even charged.
-    """
     with pytest.raises(psycopg.OperationalError) as refusal:
         psycopg.connect("postgresql://nobody@127.0.0.1:1/nothing", connect_timeout=2)
     verdict, rule = shop.open().ruling(refusal.value)
@@ -349,28 +320,25 @@ def test_transient_operational_error(shop: Shop) -> None:
     assert row(shop.conn, "select state, attempts from bartleby.messages") == {"state": "deferred", "attempts": 0}
 
 
+@pytest.mark.seed("outbox-21")
 def test_transient_by_default(shop: Shop) -> None:
-    """D4: any other exception is transient."""
     assert shop.open().ruling(KeyError("AT")) == ("retry", "KeyError: transient by default; attempt 1 of 2")
 
 
+@pytest.mark.seed("outbox-22")
 def test_a_handler_may_list_more_terminal_errors(shop: Shop) -> None:
-    """D4: a handler may register further types as terminal.
-
-    Here: `terminal=[…]`, and subclasses count.
-    """
     verdict, rule = shop.open(terminal=[LookupError]).ruling(KeyError("AT"))
     assert (verdict, rule) == ("dead", "KeyError is a LookupError, listed by the handler")
 
 
+@pytest.mark.seed("outbox-23")
 def test_failure_history_is_empty_at_first(q: Connection) -> None:
-    """D5: `failure_history` is a JSON array, empty by default."""
     sent = bury(q)
     assert letter(q, sent)["failure_history"] == []
 
 
+@pytest.mark.seed("outbox-24")
 def test_failure_history_gathers_a_snapshot_of_each_cycle(q: Connection) -> None:
-    """D5: `failure_history` grows by the snapshot of a cycle, the oldest first."""
     sent = bury(q, error="first")
     for error in ("second", "third"):
         replay(q, sent)
@@ -380,8 +348,8 @@ def test_failure_history_gathers_a_snapshot_of_each_cycle(q: Connection) -> None
     assert (found["error"], found["cycle"]) == ("third", 3)
 
 
+@pytest.mark.seed("outbox-25")
 def test_attempts_are_those_of_the_current_cycle(q: Connection, clock: Clock) -> None:
-    """D5: `attempts` counts the retries of the current cycle, from 0."""
     sent = send(q)
     assert value(q, "select attempts from bartleby.messages") == 0
     fail_until_dead(q, clock)
@@ -391,11 +359,8 @@ def test_attempts_are_those_of_the_current_cycle(q: Connection, clock: Clock) ->
     assert value(q, "select attempts from bartleby.messages") == 1
 
 
+@pytest.mark.seed("outbox-26")
 def test_the_last_error_is_that_of_the_current_cycle(q: Connection) -> None:
-    """D5: `last_error` is the last error of the current cycle.
-
-    Here: `error` and `error_type`, and in the ledger those of every attempt with its cycle.
-    """
     sent = bury(q, error="old")
     replay(q, sent)
     assert rows(q, "select error from bartleby.attempts where cycle = 2") == []
@@ -403,8 +368,8 @@ def test_the_last_error_is_that_of_the_current_cycle(q: Connection) -> None:
     assert (letter(q, sent)["error_type"], letter(q, sent)["error"]) == ("IndexError", "new")
 
 
+@pytest.mark.seed("outbox-27")
 def test_first_failed_at_is_that_of_the_current_cycle(q: Connection, clock: Clock) -> None:
-    """D5: `first_failed_at` is when the current cycle failed for the first time."""
     sent = send(q)
     began = value(q, "select bartleby.clock()")
     fail_until_dead(q, clock)
@@ -416,12 +381,8 @@ def test_first_failed_at_is_that_of_the_current_cycle(q: Connection, clock: Cloc
     assert letter(q, sent)["first_failed_at"] == again
 
 
+@pytest.mark.seed("outbox-28")
 def test_replay_1_takes_a_snapshot_of_the_cycle(q: Connection) -> None:
-    """D5, step 1: the cycle that has ended is kept as an entry of the history.
-
-    Here: while the message lives again its letter still has that cycle, marked `replayed`; it becomes an entry when the
-    next cycle ends. So at any time each cycle is there once.
-    """
     sent = bury(q, error="first")
     replay(q, sent)
     found = letter(q, sent)
@@ -431,8 +392,8 @@ def test_replay_1_takes_a_snapshot_of_the_cycle(q: Connection) -> None:
     assert (found["error"], found["cycle"], found["failure_history"][0]["error"]) == ("second", 2, "first")
 
 
+@pytest.mark.seed("outbox-29")
 def test_replay_2_clears_the_cycle(q: Connection, clock: Clock) -> None:
-    """D5, step 2: attempts, last error and first failure are cleared."""
     sent = send(q)
     fail_until_dead(q, clock, error="first")
     replay(q, sent)
@@ -446,26 +407,22 @@ def test_replay_2_clears_the_cycle(q: Connection, clock: Clock) -> None:
     assert letter(q, sent)["dead_at"] - letter(q, sent)["first_failed_at"] < 2 * SECOND
 
 
+@pytest.mark.seed("outbox-30")
 def test_replay_3_sets_the_generation_that_the_caller_gives(q: Connection) -> None:
-    """D5, step 3: the generation becomes the one that the caller gives: run this with the code of today."""
     sent = bury(q, generation=3)
     replay(q, sent, generation=7)
     assert value(q, "select generation from bartleby.messages") == 7
 
 
+@pytest.mark.seed("outbox-31")
 def test_a_generation_is_never_assumed(q: Connection) -> None:
-    """D5: the function takes the generation as a value and assumes none of its own: without it, it stays as it was."""
     sent = bury(q, generation=3)
     replay(q, sent)
     assert value(q, "select generation from bartleby.messages") == 3
 
 
+@pytest.mark.seed("outbox-32")
 def test_a_generation_stays_with_its_workers_while_a_deployment_rolls(q: Connection, dsn: str, clock: Clock) -> None:
-    """D5: while a deployment rolls, a generation runs on its own workers; that binds no replay that comes after.
-
-    Here: never on an older worker, which gives it back uncharged. A newer one runs it, for it knows what there was
-    before it, and otherwise nobody would when the last old one has gone. A replay binds it anew, either way.
-    """
     old, new = (Shop(Bartleby(dsn, generation=each), q).open() for each in (1, 2))
     ahead = send(q, generation=2)
     drain(old.app)
@@ -486,16 +443,16 @@ def test_a_generation_stays_with_its_workers_while_a_deployment_rolls(q: Connect
         each.app.client.close()
 
 
+@pytest.mark.seed("outbox-33")
 def test_replay_4_makes_it_pending(q: Connection) -> None:
-    """D5, step 4: it is pending again, and the next worker gets it."""
     sent = bury(q, {"order": 42})
     assert replay(q, sent) == [sent]
     assert places(q, sent) == ["ready"]
     assert (claim(q).ids, rows(q, DEAD)) == ([sent], [])
 
 
+@pytest.mark.seed("outbox-34")
 def test_a_replay_is_atomic(q: Connection) -> None:
-    """D5: all steps of a replay are one: rolled back, none of them has happened, nor is it in the audit."""
     sent = bury(q)
     before = letter(q, sent)
     with q.transaction(force_rollback=True):
@@ -505,8 +462,8 @@ def test_a_replay_is_atomic(q: Connection) -> None:
     assert rows(q, "select * from bartleby.audit_log where action = 'letter.replay'") == []
 
 
+@pytest.mark.seed("outbox-35")
 def test_who_replayed_is_a_text(q: Connection) -> None:
-    """D5: who replayed it is a text: the address of a person, or a name for somebody who calls SQL directly."""
     for by in ("ana@example.com", "sql-direct"):
         sent = bury(q)
         replay(q, sent, by=by)
@@ -514,8 +471,8 @@ def test_who_replayed_is_a_text(q: Connection) -> None:
         ack(q, claim(q).lease)
 
 
+@pytest.mark.seed("outbox-36")
 def test_a_replay_takes_its_values_from_the_caller(q: Connection) -> None:
-    """D5: whoever calls a function says all that it needs: a replay without who and why is refused."""
     sent = bury(q)
     for who, why in ((None, "mended"), ("ana", None), ("", "mended"), ("ana", " ")):
         with refused("ZB008"):
@@ -523,12 +480,8 @@ def test_a_replay_takes_its_values_from_the_caller(q: Connection) -> None:
     assert places(q, sent) == ["dead"]
 
 
+@pytest.mark.seed("outbox-37")
 def test_an_entry_of_the_history_has_a_fixed_shape(q: Connection, client: Client) -> None:
-    """D5: an entry of the history has typed fields, to which later versions only add.
-
-    Here: each is what its column of the letter is, a time as text in ISO 8601 with its offset; what a cycle does not
-    have is null, and its name is there all the same.
-    """
     full = {
         "error_type": "KeyError", "error": "first", "traceback": "File …", "fingerprint": "f1",
         "worker_version": "2.4.0",
@@ -556,25 +509,22 @@ def test_an_entry_of_the_history_has_a_fixed_shape(q: Connection, client: Client
     assert [name for name in full if other[name] is not None] == []
 
 
+@pytest.mark.seed("outbox-38")
 def test_failed_rows_are_inspected_with_psql(q: Connection, dsn: str) -> None:
-    """D6: an operator looks at what failed with psql, and needs nothing else."""
     bury(q, {"order": 42}, error="no such customer")
     done = psql(dsn, "-At", "-c", "select queue, payload ->> 'order', error from bartleby.dead_letters")
     assert (done.returncode, done.stdout) == (0, "q|42|no such customer\n")
 
 
+@pytest.mark.seed("outbox-39")
 def test_a_row_is_replayed_with_psql(q: Connection, dsn: str) -> None:
-    """D6: an operator replays by calling a function in SQL."""
     sent = bury(q)
     done = psql(dsn, "-At", "-c", f"select bartleby.replay(array[{sent}], 'ana@example.com', 'mended')")
     assert (done.returncode, done.stdout, places(q, sent)) == (0, f"{sent}\n", ["ready"])
 
 
+@pytest.mark.seed("outbox-40")
 def test_the_runbook_works_as_it_is_written(q: Connection) -> None:
-    """D6: a runbook says what an operator does, one step after the other.
-
-    Here: [on call](../howto/on-call.md), and what it says to do with psql is done here as it stands there.
-    """
     bury(q)
     send(q)
     fail_one(q, verdict="dead", error_type="IndexError")
@@ -585,12 +535,8 @@ def test_the_runbook_works_as_it_is_written(q: Connection) -> None:
     assert value(q, "select status from bartleby.replays where id = 1") == "running"
 
 
+@pytest.mark.seed("outbox-41")
 def test_tool_list_dead_letters(q: Connection, client: Client) -> None:
-    """D6: a tool for agents that lists what is dead.
-
-    Here: `list_dead_letters` of `bartleby mcp`, chosen by a filter as everywhere. Its text of strangers is marked, and
-    every call is in the audit.
-    """
     agent = Agent(client)
     died = [bury(q, {"n": n}) for n in range(3)]
     listed = agent.call("list_dead_letters").document["letters"]
@@ -601,11 +547,8 @@ def test_tool_list_dead_letters(q: Connection, client: Client) -> None:
     assert [each.subject["tool"] for each in agent.audited("agent.call")] == ["list_dead_letters"] * 2
 
 
+@pytest.mark.seed("outbox-42")
 def test_tool_detail_of_a_dead_letter(q: Connection, client: Client) -> None:
-    """D6: a tool for agents that shows one of them in detail.
-
-    Here: two, `get_dead_letter` with its evidence, without secrets, and `explain` with its whole story.
-    """
     agent = Agent(client)
     sent = bury(q, {"order": 42, "password": "hunter2"}, error="no such customer")
     shown = agent.call("get_dead_letter", message_id=sent).document
@@ -615,12 +558,8 @@ def test_tool_detail_of_a_dead_letter(q: Connection, client: Client) -> None:
     assert any("no such customer" in each["told"]["text"] for each in told["timeline"])
 
 
+@pytest.mark.seed("outbox-43")
 def test_tool_replay_a_dead_letter(conn: Connection, app: Bartleby, client: Client) -> None:
-    """D6: a tool for agents that replays one of them.
-
-    Here: an agent proposes (`plan_replay`), a person approves, the agent runs it (`run_replay`) and sees what it came
-    to (`replay_status`), be it that it died again. Without the person it is refused, and the refusal is in the audit.
-    """
     create(conn)
     agent = Agent(client)
     sent, again = bury(conn, "mended"), bury(conn, "not yet")
@@ -644,11 +583,8 @@ def test_tool_replay_a_dead_letter(conn: Connection, app: Bartleby, client: Clie
     assert len(agent.audited("access.refuse")) == 2
 
 
+@pytest.mark.seed("outbox-44")
 def test_ten_failures_are_too_many_for_plain_sql(q: Connection) -> None:
-    """D6: more than about ten failed rows in a week are more than plain SQL can cope with, and call for a better tool.
-
-    Here: they are one group, and ten in one group are an event of their own.
-    """
     escalated = "select data from bartleby.events where type = 'io.bartleby.group.escalated'"
     for n in range(9):
         bury(q, n)
@@ -660,18 +596,15 @@ def test_ten_failures_are_too_many_for_plain_sql(q: Connection) -> None:
     assert row(q, escalated)["data"]["dead"] == 10
 
 
+@pytest.mark.seed("outbox-45")
 def test_an_alert_when_a_failure_is_terminal(shop: Shop, client: Client, bus: Bus) -> None:
-    """D7: Sentry gets an alert when a failure is classified as terminal.
-
-    Here: by a sink of the kind `sentry`, from a queue of its own, so nobody who fails has to wait for Sentry.
-    """
     alert = alerted(shop.open(), client, bus, Terminal("not paid"))
     assert (alert["tags"]["reason"], alert["tags"]["attempts"]) == ("terminal", "1")
     assert alert["exception"]["values"][0] == {"type": "bartleby.Terminal", "value": "not paid"}
 
 
+@pytest.mark.seed("outbox-46")
 def test_an_alert_when_the_retries_are_used_up(shop: Shop, client: Client, bus: Bus) -> None:
-    """D7: Sentry gets an alert when the budget of retries is used up, and none before."""
     alert = alerted(shop.open(), client, bus, ConnectionError("refused"))
     assert (alert["tags"]["reason"], alert["tags"]["attempts"]) == ("exhausted", "2")
     assert len(bus.events) == 1
@@ -689,12 +622,8 @@ def alerted(shop: Shop, client: Client, bus: Bus, error: BaseException, **option
     return bus.events[0]
 
 
+@pytest.mark.seed("outbox-47")
 def test_an_alert_says_what_failed_where_and_how(shop: Shop, client: Client, bus: Bus, dsn: str) -> None:
-    """D7: an alert has the event's id and type, source, target, handler, last error and attempts.
-
-    Here: `message_id`, `message_type`, `message_source`, `queue`, `handler`, `error_type` with `error`, and `attempts`.
-    Type and source are what the headers `type` and `source` say.
-    """
     add_bus(client, bus, types=["dead_letter.created"])
     shop.open().error = KeyError("AT")
     sent = send(shop.conn, {"order": 42}, headers={"type": "order.placed", "source": "shop"})
@@ -707,19 +636,16 @@ def test_an_alert_says_what_failed_where_and_how(shop: Shop, client: Client, bus
     assert (data["error_type"], data["error"], data["attempts"]) == ("KeyError", "'AT'", 2)
 
 
+@pytest.mark.seed("outbox-48")
 def test_an_alert_in_sentry_has_type_and_source(shop: Shop, client: Client, bus: Bus) -> None:
-    """D7: the alert in Sentry has the type of the event and its source too, its target and its handler."""
     alert = alerted(shop.open(), client, bus, KeyError("AT"), headers={"type": "order.placed", "source": "shop"})
     tags = {name: alert["tags"][name] for name in ("message_type", "message_source", "queue", "handler")}
     handler = shop.app.handlers["q"].name
     assert tags == {"message_type": "order.placed", "message_source": "shop", "queue": "q", "handler": handler}
 
 
+@pytest.mark.seed("outbox-49")
 def test_the_log_has_every_failure(shop: Shop) -> None:
-    """D7: the structured log tells each failure, and that a message is dead: which, where, by whom and of what.
-
-    Here: type and source are not in the log but in the alert, whose message has the same id.
-    """
     with Told.listening() as told:
         shop.open().ruling(KeyError("AT"))
     assert [each.getMessage() for each in told.of("message.failed")] == ["KeyError: 'AT'"]
@@ -734,8 +660,8 @@ def test_the_log_has_every_failure(shop: Shop) -> None:
     }
 
 
+@pytest.mark.seed("outbox-50")
 def test_the_log_has_a_terminal_failure_too(shop: Shop) -> None:
-    """D7: the log tells it both when the retries are used up and when a failure is terminal, which it is at once."""
     with Told.listening() as told:
         shop.open().ruling(Terminal("not paid"))
     assert told.of("message.failed") == []
@@ -760,23 +686,16 @@ def effects(app: Bartleby, conn: Connection, dsn: str, after: BaseException, *, 
     return begun
 
 
+@pytest.mark.seed("outbox-51")
 def test_what_was_handled_is_not_done_twice(shop: Shop, dsn: str) -> None:
-    """D8: a consumer looks whether it has handled an event before it does what must not be done twice.
-
-    Here: `once=True` looks before the handler begins, and `mark_handled` writes it down in the transaction of the
-    effect.
-    """
     begun = effects(shop.app, shop.conn, dsn, after=Retry("the answer was lost"))
     sent = send(shop.conn)
     assert drain(shop.app) == {"retried": 1, "done": 1}
     assert (begun, column(shop.conn, "select message from effect")) == ([sent], [sent])
 
 
+@pytest.mark.seed("outbox-52")
 def test_a_replay_has_the_same_id_and_the_same_idempotency_key(q: Connection) -> None:
-    """D8: a replay keeps the event's id and its idempotency key.
-
-    Here: the message's id and `key`; when it was created too.
-    """
     sent = bury(q, key="order-42")
     created = letter(q, sent)["created_at"]
     replay(q, sent)
@@ -784,8 +703,8 @@ def test_a_replay_has_the_same_id_and_the_same_idempotency_key(q: Connection) ->
     assert (again["message_id"], again["key"], again["created_at"]) == (sent, "order-42", created)
 
 
+@pytest.mark.seed("outbox-53")
 def test_a_replay_of_what_was_handled_is_deduplicated(shop: Shop, dsn: str) -> None:
-    """D8: if an earlier run has succeeded, its mark deduplicates the replay."""
     begun = effects(shop.app, shop.conn, dsn, after=Terminal("after the effect"))
     sent = send(shop.conn)
     assert drain(shop.app) == {"dead": 1}
@@ -795,11 +714,8 @@ def test_a_replay_of_what_was_handled_is_deduplicated(shop: Shop, dsn: str) -> N
     assert letter(shop.conn, sent)["status"] == "resolved"
 
 
+@pytest.mark.seed("outbox-54")
 def test_the_same_key_is_done_once(shop: Shop, dsn: str) -> None:
-    """D8: it is the idempotency key by which a consumer knows what it has handled, and a replay has the same.
-
-    Here: with `once="key"`. Then a second message with that key is not done either.
-    """
     begun = effects(shop.app, shop.conn, dsn, after=Terminal("after the effect"), once="key")
     sent = send(shop.conn, key="order-42")
     assert drain(shop.app) == {"dead": 1}
@@ -812,11 +728,8 @@ def test_the_same_key_is_done_once(shop: Shop, dsn: str) -> None:
     assert column(shop.conn, "select message from effect order by 1") == [sent, other]
 
 
+@pytest.mark.seed("outbox-55")
 def test_the_history_of_a_message_is_not_scattered(q: Connection) -> None:
-    """Refused, a separate dead-letter table: the history of a row would be in fragments.
-
-    Here: there is such a table, and one row in it for the whole life, however often it died.
-    """
     sent = bury(q, error="first")
     for _ in range(3):
         replay(q, sent)
@@ -825,11 +738,8 @@ def test_the_history_of_a_message_is_not_scattered(q: Connection) -> None:
     assert [each["cycle"] for each in letter(q, sent)["failure_history"]] == [1, 2, 3]
 
 
+@pytest.mark.seed("outbox-56")
 def test_the_row_has_cycles_and_not_attempts(q: Connection, clock: Clock) -> None:
-    """Refused, every attempt on the row: cycles are enough there.
-
-    Here: the row has cycles; attempts are in a ledger beside it.
-    """
     sent = send(q)
     fail_until_dead(q, clock)
     replay(q, sent)
@@ -840,8 +750,8 @@ def test_the_row_has_cycles_and_not_attempts(q: Connection, clock: Clock) -> Non
     ]
 
 
+@pytest.mark.seed("outbox-57")
 def test_the_audit_is_on_the_row_and_not_in_logs(q: Connection, connect: Callable[[], Connection]) -> None:
-    """Refused, an audit in logs only: what has happened is durable in the database, who replayed it and why too."""
     sent = bury(q)
     replay(q, sent)
     fail_one(q, verdict="dead")
@@ -853,8 +763,8 @@ def test_the_audit_is_on_the_row_and_not_in_logs(q: Connection, connect: Callabl
     }
 
 
+@pytest.mark.seed("outbox-58")
 def test_a_replay_is_no_new_message(q: Connection) -> None:
-    """Refused, replay as a new row: keys would collide and the origin be lost."""
     sent = bury(q, key="order-42")
     last = value(q, "select bartleby.last_message_id()")
     replay(q, sent)
@@ -862,11 +772,8 @@ def test_a_replay_is_no_new_message(q: Connection) -> None:
     assert column(q, "select message_id from bartleby.messages") == [sent]
 
 
+@pytest.mark.seed("outbox-59")
 def test_the_operator_is_not_blocked_by_missing_tools(q: Connection) -> None:
-    """Refused, tools before the substrate: SQL is enough to find, judge and bring back.
-
-    Here: all tools call the same functions, so SQL can do all that they can.
-    """
     sent = bury(q)
     q.execute("set role bartleby_reader")
     with refused("42501"):
@@ -876,12 +783,8 @@ def test_the_operator_is_not_blocked_by_missing_tools(q: Connection) -> None:
     assert replay(q, sent) == [sent]
 
 
+@pytest.mark.seed("outbox-60")
 def test_failure_is_handled_though_nobody_tells_it(q: Connection, clock: Clock) -> None:
-    """Consequence: handling failure is in the structure, not in somebody's procedure: silence is handled as well.
-
-    Here: what was lost comes back, at first uncharged and then to run alone; when it has taken its worker along three
-    times, it is a dead letter with its evidence.
-    """
     sent = send(q)
     lost = 0
     while places(q, sent) != ["dead"]:
@@ -895,8 +798,8 @@ def test_failure_is_handled_though_nobody_tells_it(q: Connection, clock: Clock) 
     ]  # fmt: skip
 
 
+@pytest.mark.seed("outbox-61")
 def test_a_replay_preserves_the_trail(q: Connection) -> None:
-    """Consequence: a replay adds to what the row tells of its past and removes nothing from it."""
     sent = bury(q, error="first")
     replay(q, sent)
     ack(q, claim(q).lease)
@@ -905,8 +808,8 @@ def test_a_replay_preserves_the_trail(q: Connection) -> None:
     assert found["resolved_at"] >= found["replayed_at"] >= found["dead_at"]
 
 
+@pytest.mark.seed("outbox-62")
 def test_terminal_failures_burn_no_time(shop: Shop) -> None:
-    """Consequence: the curve is for what passes; what is terminal is failed at its first attempt, without delay."""
     create(shop.conn, max_attempts=3, jitter="none")
     shop.open()
     spent = {}
@@ -919,11 +822,8 @@ def test_terminal_failures_burn_no_time(shop: Shop) -> None:
     assert spent == {Terminal: (1, 0), ConnectionError: (3, 3)}
 
 
+@pytest.mark.seed("outbox-63")
 def test_the_operator_has_a_way_from_the_first_day(q: Connection) -> None:
-    """Consequence: the way of the operator is open from the start and waits for no tool.
-
-    Here: with the SQL alone installed, and no worker running, the role of an operator is enough for every deed.
-    """
     sent = bury(q)
     q.execute("set role bartleby_operator")
     for verb, status in (("discard", "discarded"), ("restore", "dead")):
@@ -933,12 +833,8 @@ def test_the_operator_has_a_way_from_the_first_day(q: Connection) -> None:
     assert places(q, sent) == ["ready"]
 
 
+@pytest.mark.seed("outbox-64")
 def test_the_growth_of_the_history_is_tracked(q: Connection, client: Client) -> None:
-    """Consequence: `failure_history` grows with every replay; that is watched, and no cycle is dropped.
-
-    Here: `cycle` counts it, a filter finds what was replayed too often, and an error text has at most 100,000
-    characters.
-    """
     often, once = bury(q, error="x" * 200_000), bury(q)
     for _ in range(3):
         replay(q, often)
@@ -948,11 +844,8 @@ def test_the_growth_of_the_history_is_tracked(q: Connection, client: Client) -> 
     assert [len(each["error"] or "") for each in letter(q, often)["failure_history"]] == [100_000, 0, 0]
 
 
+@pytest.mark.seed("outbox-65")
 def test_nobody_has_to_write_sql(q: Connection, bartleby: Run) -> None:
-    """Consequence: the operator's surface is SQL, which is less comfortable than one made for it.
-
-    Here: there is a command for each deed; it chooses by a filter, shows a plan and says what comes next.
-    """
     austria, germany = bury(q, {"country": "AT"}), bury(q, {"country": "DE"})
 
     def told(*words: str) -> str:
@@ -980,21 +873,15 @@ def test_nobody_has_to_write_sql(q: Connection, bartleby: Run) -> None:
     assert (statuses(), claim(q, 10).ids) == (["replayed", "dead"], [austria])
 
 
+@pytest.mark.seed("outbox-66")
 def test_the_classifier_says_which_rule_it_applied(shop: Shop, bartleby: Run) -> None:
-    """Consequence: the classifier can only guess, and somebody will want to overrule it.
-
-    Here: the rule that decided is stored with each attempt, and `bartleby explain` tells it.
-    """
     shop.open().ruling(KeyError("AT"))
     [found] = assert_dead(shop.app, "q")
     assert "KeyError: transient by default" in bartleby("explain", str(found.message_id)).out
 
 
+@pytest.mark.seed("outbox-67")
 def test_a_handler_overrules_the_classifier_both_ways(shop: Shop) -> None:
-    """Consequence: handlers will need to overrule it in practice.
-
-    Here: `terminal=[…]` ends what would be tried again, and `raise Retry(…) from error` tries again what would end.
-    """
 
     def handle(message: Message) -> None:
         if message.payload == "end":
@@ -1008,11 +895,8 @@ def test_a_handler_overrules_the_classifier_both_ways(shop: Shop) -> None:
     assert [each["verdict"] for each in ledger(shop.conn, again)] == ["retry", "dead"]
 
 
+@pytest.mark.seed("outbox-68")
 def test_sql_and_tools_end_in_the_same(q: Connection, bartleby: Run) -> None:
-    """Consequence: tools may come to work otherwise than the SQL, and the runbook has to follow.
-
-    Here: what a tool has done and what SQL has done is the same, in the letter and in the audit.
-    """
     by_tool, by_sql = bury(q), bury(q)
     done = bartleby("discard", str(by_tool), "--actor", "ana", "--reason", "not needed", "--yes")
     assert done.code == 0, done.err

@@ -83,18 +83,15 @@ def headers(conn: Connection, queue: str = "my-dlq") -> dict[str, Any]:
     return found
 
 
+@pytest.mark.seed("brighter-1")
 def test_a_rejected_message_is_not_deleted_and_lost(channels: Connection) -> None:
-    """Context: rejecting used to delete the message, and it was gone for good; now it is kept."""
     create(channels)
     sent = rejected(channels, "unacceptable")
     assert letter(channels, sent)["payload"] == {"order": 42}
 
 
+@pytest.mark.seed("brighter-2")
 def test_all_queues_share_one_table(channels: Connection) -> None:
-    """Context: all messages are in one table and told apart by their queue.
-
-    Here: in one log. What waits for its time, and what is dead, has a table of its own, which all queues share too.
-    """
     before = value(channels, TABLES)
     names = ["one", "two"]
     for name in names:
@@ -110,8 +107,8 @@ def test_all_queues_share_one_table(channels: Connection) -> None:
     assert value(channels, TABLES) == before
 
 
+@pytest.mark.seed("brighter-3")
 def test_receiving_hides_a_message_and_leaves_it_there(channels: Connection) -> None:
-    """Visibility: receiving hides a message from other consumers until a time; it stays where it is."""
     create(channels, lease=30)
     sent = send(channels)
     claim(channels)
@@ -120,24 +117,24 @@ def test_receiving_hides_a_message_and_leaves_it_there(channels: Connection) -> 
     assert (found["message_id"], found["hidden"].total_seconds()) == (sent, 30)
 
 
+@pytest.mark.seed("brighter-4")
 def test_acknowledging_removes_it(channels: Connection) -> None:
-    """Visibility: acknowledging removes a message that was processed."""
     create(channels)
     sent = send(channels)
     assert ack(channels, claim(channels).lease) == 1
     assert places(channels, sent) == []
 
 
+@pytest.mark.seed("brighter-5")
 def test_rejecting_takes_it_out_of_its_queue(channels: Connection) -> None:
-    """Visibility: rejecting takes a message out of its queue just as acknowledging does."""
     create(channels, **BOTH)
     sent = rejected(channels, "delivery_error")
     assert places(channels, sent) == ["dead"]
     assert {stats(channels)[each] for each in ("ready", "leased", "deferred")} == {0}
 
 
+@pytest.mark.seed("brighter-6")
 def test_a_message_is_still_there_when_it_is_rejected(channels: Connection) -> None:
-    """Visibility: at the time of the rejection the message is still in its queue, and can be sent on from there."""
     create(channels, **BOTH)
     sent = send(channels, {"order": 42})
     work = claim(channels)
@@ -146,11 +143,8 @@ def test_a_message_is_still_there_when_it_is_rejected(channels: Connection) -> N
     assert claim(channels, queue="my-dlq").payloads == [{"order": 42}]
 
 
+@pytest.mark.seed("brighter-7")
 def test_first_it_is_sent_on_and_then_deleted(channels: Connection, connect: Callable[[], Connection]) -> None:
-    """Visibility: first it goes to its channel, and then out of its queue.
-
-    Here: both in one transaction, so nobody ever sees it in both or in neither.
-    """
     create(channels, **BOTH)
     sent = send(channels)
     work = claim(channels)
@@ -161,12 +155,8 @@ def test_first_it_is_sent_on_and_then_deleted(channels: Connection, connect: Cal
     assert (places(other, sent), copies(other)) == (["dead"], ["my-dlq"])
 
 
+@pytest.mark.seed("brighter-8")
 def test_a_receipt_handle_names_what_is_rejected(channels: Connection, clock: Clock) -> None:
-    """Forces: what is rejected is named by the handle that receiving gave, the id of its row.
-
-    Here: by lease and position. A handle that has lapsed is refused and changes nothing; a row's id would delete what
-    another consumer works at by then.
-    """
     create(channels)
     sent = send(channels)
     lapsed = lose(channels, clock)
@@ -176,11 +166,8 @@ def test_a_receipt_handle_names_what_is_rejected(channels: Connection, clock: Cl
     assert (again.ids, places(channels, sent)) == ([sent], ["leased"])
 
 
+@pytest.mark.seed("brighter-9")
 def test_rejecting_removes_by_the_handle_alone(channels: Connection) -> None:
-    """Forces: rejecting is able to delete already, by the handle that came with the message.
-
-    Here: as acknowledging does: what the handle names is gone, its neighbours stay, and it works once.
-    """
     create(channels, **BOTH)
     sent = [send(channels, n) for n in range(3)]
     work = claim(channels, 3)
@@ -192,11 +179,8 @@ def test_rejecting_removes_by_the_handle_alone(channels: Connection) -> None:
     assert (copies(channels), stats(channels)["dead"]) == (["my-dlq"], 1)
 
 
+@pytest.mark.seed("brighter-10")
 def test_a_channel_needs_no_more_than_a_name(channels: Connection) -> None:
-    """Forces: a dead-letter channel is not created, it is only another value of the queue column.
-
-    Here: one call makes it. A route to a name that no queue has is refused, so that a slip of the pen loses nothing.
-    """
     with refused("ZB003", "dead_letter_to"):
         create(channels, dead_letter_to="my-dlg")
     create(channels, dead_letter_to="my-dlq")
@@ -204,12 +188,8 @@ def test_a_channel_needs_no_more_than_a_name(channels: Connection) -> None:
     assert copies(channels) == ["my-dlq"]
 
 
+@pytest.mark.seed("brighter-11")
 def test_every_transport_follows_the_same_pattern(channels: Connection, dsn: str) -> None:
-    """Forces: other transports have such channels already, all by one pattern, and this one is to be no exception.
-
-    Here: there are two, the log and an attached queue of pgmq; one call rejects in both, and leaves the same letter and
-    a live copy, which pgmq has in a sibling.
-    """
     channels.execute(SCRIPT.read_bytes())
     install(dsn)
     create(channels, **BOTH)
@@ -229,29 +209,23 @@ def test_every_transport_follows_the_same_pattern(channels: Connection, dsn: str
     assert column(channels, "select message from pgmq.q_jobs_dlq") == [{"order": 42}]
 
 
+@pytest.mark.seed("brighter-12")
 def test_sending_to_a_channel_is_sending(channels: Connection) -> None:
-    """Forces: whoever can send to a topic can send to the channel: it is a topic like any other."""
     create(channels, **BOTH)
     send(channels, "by hand", "my-dlq")
     rejected(channels, "delivery_error")
     assert claim(channels, 2, "my-dlq").payloads == ["by hand", {"order": 42}]
 
 
+@pytest.mark.seed("brighter-13")
 def test_the_subscription_knows_both_routing_keys(channels: Connection) -> None:
-    """Roles: the subscription holds the two routing keys, for dead letters and for invalid messages.
-
-    Here: the policy of the queue.
-    """
     create(channels, **BOTH)
     found = stats(channels)
     assert (found["dead_letter_to"], found["invalid_to"]) == ("my-dlq", "my-invalid")
 
 
+@pytest.mark.seed("brighter-14")
 def test_the_routing_keys_reach_every_consumer(channels: Connection, app: Bartleby) -> None:
-    """Roles: a factory looks whether the subscription has such channels, and passes the keys on to the consumer.
-
-    Here: nobody passes anything on: the database looks each time, whichever worker it is.
-    """
     create(channels)
 
     @app.handler("q", retry={"max_attempts": 1})
@@ -267,20 +241,17 @@ def test_the_routing_keys_reach_every_consumer(channels: Connection, app: Bartle
     assert (len(assert_dead(app, "q")), copies(channels)) == (2, ["my-dlq"])
 
 
+@pytest.mark.seed("brighter-15")
 def test_the_consumer_chooses_the_route_by_the_reason(channels: Connection) -> None:
-    """Roles: the consumer decides by the reason of the rejection which way a message goes."""
     create(channels, **BOTH)
     for reason in REASONS:
         rejected(channels, reason)
     assert copies(channels) == ["my-dlq", "my-invalid"]
 
 
+@pytest.mark.seed("brighter-16")
 @pytest.mark.parametrize(("reason", "channel"), [*zip(REASONS, ("my-dlq", "my-invalid"), strict=True)])
 def test_the_consumer_enriches_sends_on_and_deletes(channels: Connection, reason: str, channel: str) -> None:
-    """Roles: the consumer does three things: it enriches the metadata, produces to the right channel, and deletes.
-
-    Here: it makes one call, which does all three.
-    """
     create(channels, **BOTH)
     sent = rejected(channels, reason)
     copy = claim(channels, 10, channel).one
@@ -290,11 +261,8 @@ def test_the_consumer_enriches_sends_on_and_deletes(channels: Connection, reason
     assert {stats(channels)[each] for each in ("ready", "leased", "deferred")} == {0}
 
 
+@pytest.mark.seed("brighter-17")
 def test_the_consumer_knows_the_handle_and_nothing_else(channels: Connection, dsn: str) -> None:
-    """Roles: the consumer knows both routing keys, a producer for each once it is needed, and the receipt handle.
-
-    Here: two numbers, lease and position, are all of it: whoever has them can reject, from any connection.
-    """
     create(channels, **BOTH)
     sent = send(channels, {"order": 42})
     with Client(dsn) as consumer:
@@ -307,11 +275,8 @@ def test_the_consumer_knows_the_handle_and_nothing_else(channels: Connection, ds
     assert (places(channels, sent), copies(channels)) == (["dead"], ["my-invalid"])
 
 
+@pytest.mark.seed("brighter-18")
 def test_a_reason_is_one_of_the_two(channels: Connection) -> None:
-    """Routing: a rejection has one of two reasons, a delivery error or that the message is unacceptable.
-
-    Here: it must have one; without it, or with another, nothing happens.
-    """
     create(channels, **BOTH)
     sent = send(channels)
     work = claim(channels)
@@ -321,12 +286,9 @@ def test_a_reason_is_one_of_the_two(channels: Connection) -> None:
     assert places(channels, sent) == ["leased"]
 
 
+@pytest.mark.seed("brighter-19")
 @pytest.mark.parametrize("reason", REASONS)
 async def test_both_ways_to_reject_take_the_same_route(channels: Connection, dsn: str, reason: str) -> None:
-    """Routing: the tree is the same for `Reject` and for `RejectAsync`.
-
-    Here: it is in the database, which both clients call.
-    """
     create(channels, **BOTH)
     with Client(dsn) as client:
         send(channels)
@@ -341,12 +303,8 @@ async def test_both_ways_to_reject_take_the_same_route(channels: Connection, dsn
     assert told[0] == told[1]
 
 
+@pytest.mark.seed("brighter-20")
 def test_branch_no_channel_is_configured(channels: Connection, app: Bartleby) -> None:
-    """Routing: with no channel at all, warn, delete the source, and say that all is well.
-
-    Here: the worker logs a warning, `message.dead`; the dead letter is kept in any case, and an event tells of it, so
-    nothing is only logged.
-    """
     create(channels)
     died = [warned(channels, app, {"order": 42}), *(rejected(channels, reason) for reason in REASONS)]
     assert (stats(channels)["ready"], copies(channels)) == (0, [])
@@ -355,18 +313,15 @@ def test_branch_no_channel_is_configured(channels: Connection, app: Bartleby) ->
     assert column(channels, told) == died
 
 
+@pytest.mark.seed("brighter-21")
 def test_branch_delivery_error_with_a_dead_letter_channel(channels: Connection) -> None:
-    """Routing: a delivery error goes to the dead-letter channel, and leaves its queue."""
     create(channels, **BOTH)
     sent = rejected(channels, "delivery_error")
     assert (copies(channels), places(channels, sent)) == (["my-dlq"], ["dead"])
 
 
+@pytest.mark.seed("brighter-22")
 def test_branch_delivery_error_without_a_dead_letter_channel(channels: Connection, app: Bartleby) -> None:
-    """Routing: a delivery error with no dead-letter channel is warned of and leaves its queue; invalid is not for it.
-
-    Here: it has its dead letter; the warning is `message.dead` in the log of the worker.
-    """
     create(channels, invalid_to="my-invalid")
     sent = rejected(channels, "delivery_error")
     assert (copies(channels), places(channels, sent)) == ([], ["dead"])
@@ -374,25 +329,22 @@ def test_branch_delivery_error_without_a_dead_letter_channel(channels: Connectio
     assert (copies(channels), letter(channels, died)["reason"]) == ([], "exhausted")
 
 
+@pytest.mark.seed("brighter-23")
 def test_branch_unacceptable_with_an_invalid_channel(channels: Connection) -> None:
-    """Routing: what is unacceptable goes to the channel for invalid messages, and leaves its queue."""
     create(channels, **BOTH)
     sent = rejected(channels, "unacceptable")
     assert (copies(channels), places(channels, sent)) == (["my-invalid"], ["dead"])
 
 
+@pytest.mark.seed("brighter-24")
 def test_branch_unacceptable_falls_back_to_the_dead_letter_channel(channels: Connection) -> None:
-    """Routing: with no channel for invalid messages, what is unacceptable goes to the dead-letter channel."""
     create(channels, dead_letter_to="my-dlq")
     sent = rejected(channels, "unacceptable")
     assert (copies(channels), places(channels, sent)) == (["my-dlq"], ["dead"])
 
 
+@pytest.mark.seed("brighter-25")
 def test_branch_unacceptable_without_any_channel(channels: Connection, app: Bartleby) -> None:
-    """Routing: what is unacceptable and has no channel at all is warned of and leaves its queue.
-
-    Here: it has its dead letter, whose reason says what it was; the warning is `message.dead` in the log of the worker.
-    """
     create(channels)
     sent = rejected(channels, "unacceptable")
     assert (copies(channels), letter(channels, sent)["reason"]) == ([], "unacceptable")
@@ -400,24 +352,18 @@ def test_branch_unacceptable_without_any_channel(channels: Connection, app: Bart
     assert (copies(channels), letter(channels, died)["reason"]) == ([], "unacceptable")
 
 
+@pytest.mark.seed("brighter-26")
 @pytest.mark.parametrize("reason", REASONS)
 @pytest.mark.parametrize("routes", [{}, {"dead_letter_to": "my-dlq"}, {"invalid_to": "my-invalid"}, BOTH])
 def test_the_source_is_always_deleted(channels: Connection, reason: str, routes: dict[str, str]) -> None:
-    """Routing: on every branch the source leaves its queue, for receiving has left it there, and the answer is yes.
-
-    Here: that no error is raised is the yes.
-    """
     create(channels, **routes)
     rejected(channels, reason)
     assert claim(channels).messages == []
     assert {stats(channels)[each] for each in ("ready", "leased", "deferred")} == {0}
 
 
+@pytest.mark.seed("brighter-27")
 def test_step_1_the_handle_is_extracted_before_anything_is_enriched(channels: Connection) -> None:
-    """Step 1: the receipt handle is read before the headers are touched, so that enriching cannot spoil it.
-
-    Here: the handle is no header. Whatever the headers say, the message of the lease is the one that goes.
-    """
     create(channels, **BOTH)
     misleading = {"ReceiptHandle": 99, "original_queue": "elsewhere", "rejection_reason": "none"}
     sent = rejected(channels, "delivery_error", headers=misleading)
@@ -426,18 +372,15 @@ def test_step_1_the_handle_is_extracted_before_anything_is_enriched(channels: Co
     assert (found["original_queue"], found["rejection_reason"]) == ("q", "delivery_error")
 
 
+@pytest.mark.seed("brighter-28")
 def test_enriching_removes_nothing(channels: Connection) -> None:
-    """Step 1: enriching adds to the headers and takes nothing out of them."""
     create(channels, **BOTH)
     rejected(channels, "delivery_error", headers={"tenant": "acme", "ReceiptHandle": 99})
     assert {"tenant": "acme", "ReceiptHandle": 99}.items() <= headers(channels).items()
 
 
+@pytest.mark.seed("brighter-29")
 def test_step_2_the_metadata_is_enriched(channels: Connection) -> None:
-    """Step 2: before it is sent on, its headers are enriched with why and whence.
-
-    Here: those of the copy; the dead letter keeps the headers as they were sent.
-    """
     create(channels, **BOTH)
     sent = rejected(channels, "delivery_error", headers={"type": "order.placed"})
     assert set(headers(channels)) == {
@@ -447,8 +390,8 @@ def test_step_2_the_metadata_is_enriched(channels: Connection) -> None:
     assert letter(channels, sent)["headers"] == {"type": "order.placed"}
 
 
+@pytest.mark.seed("brighter-30")
 def test_step_3_the_route_is_determined(channels: Connection) -> None:
-    """Step 3: then the route is chosen, by the reason and by what is configured at that moment."""
     create(channels)
     send(channels)
     work = claim(channels)
@@ -457,8 +400,8 @@ def test_step_3_the_route_is_determined(channels: Connection) -> None:
     assert copies(channels) == ["my-invalid"]
 
 
+@pytest.mark.seed("brighter-31")
 def test_step_4_it_is_sent_if_there_is_a_channel(channels: Connection) -> None:
-    """Step 4: it is sent to the channel if there is one: once, with its payload, key and generation as they were."""
     create(channels, **BOTH)
     sent = rejected(channels, "unacceptable", key="order-42", generation=3)
     copy = claim(channels, 10, "my-invalid").one
@@ -466,12 +409,8 @@ def test_step_4_it_is_sent_if_there_is_a_channel(channels: Connection) -> None:
     assert copy["message_id"] != sent
 
 
+@pytest.mark.seed("brighter-32")
 def test_step_5_the_source_is_deleted_even_if_it_cannot_be_sent_on(channels: Connection) -> None:
-    """Step 5: the source is deleted in any case, even if sending it on failed.
-
-    Here: neither fails alone. A queue that something is routed to cannot be dropped, not even by force, and if the
-    transaction fails nothing has happened: the message is where it was, and is delivered again.
-    """
     create(channels, dead_letter_to="my-dlq")
     sent = send(channels)
     work = claim(channels)
@@ -486,11 +425,8 @@ def test_step_5_the_source_is_deleted_even_if_it_cannot_be_sent_on(channels: Con
     assert (places(channels, sent), copies(channels)) == (["dead"], ["my-dlq"])
 
 
+@pytest.mark.seed("brighter-33")
 def test_nothing_is_made_before_the_first_rejection(channels: Connection) -> None:
-    """Producers: what sends to the channels is made only when something is rejected for the first time.
-
-    Here: nothing has to be made at all.
-    """
     create(channels, **BOTH)
     things = "select count(*) from pg_class where relnamespace = 'bartleby'::regnamespace"
     before = value(channels, things)
@@ -502,8 +438,8 @@ def test_nothing_is_made_before_the_first_rejection(channels: Connection) -> Non
     assert value(channels, things) == before
 
 
+@pytest.mark.seed("brighter-34")
 def test_a_copy_is_a_row_of_the_same_table(channels: Connection) -> None:
-    """Producers: it is written to this very database and table, with the name of the channel as its queue."""
     create(channels, **BOTH)
     send(channels, "alive")
     rejected_one = send(channels, {"order": 42})
@@ -515,8 +451,8 @@ def test_a_copy_is_a_row_of_the_same_table(channels: Connection) -> None:
     assert headers(channels)["original_message_id"] == rejected_one
 
 
+@pytest.mark.seed("brighter-35")
 def test_no_table_is_created_for_a_channel(channels: Connection) -> None:
-    """Producers: no table has to be created for a channel."""
     before = value(channels, TABLES)
     create(channels, "another-dlq")
     create(channels, dead_letter_to="another-dlq")
@@ -524,11 +460,8 @@ def test_no_table_is_created_for_a_channel(channels: Connection) -> None:
     assert (copies(channels), value(channels, TABLES)) == (["another-dlq"], before)
 
 
+@pytest.mark.seed("brighter-36")
 def test_the_consumer_keeps_no_configuration(channels: Connection) -> None:
-    """Producers: the consumer has to keep the configuration of the database, to make producers later.
-
-    Here: it keeps nothing. Whoever may work can reject, and needs to know neither routes nor tables.
-    """
     create(channels, **BOTH)
     send(channels)
     channels.execute("set role bartleby_worker")
@@ -540,8 +473,8 @@ def test_the_consumer_keeps_no_configuration(channels: Connection) -> None:
     assert copies(channels) == ["my-dlq"]
 
 
+@pytest.mark.seed("brighter-37")
 def test_consistency_a_copy_lives_like_any_message(channels: Connection, clock: Clock) -> None:
-    """Why producers, consistency: what is sent on is a message like any other, with the policy of its new queue."""
     channels.execute('select bartleby.configure_queue(\'my-dlq\', \'{"max_attempts": 2, "backoff": "none"}\')')
     create(channels, **BOTH)
     rejected(channels, "delivery_error")
@@ -551,11 +484,8 @@ def test_consistency_a_copy_lives_like_any_message(channels: Connection, clock: 
     assert (stats(channels)["dead"], stats(channels, "my-dlq")["dead"]) == (1, 1)
 
 
+@pytest.mark.seed("brighter-38")
 def test_observability_every_rejection_is_told(channels: Connection) -> None:
-    """Why producers, observability: a rejection leaves a trace for those who watch.
-
-    Here: an event for each, and the trace context of the sender goes along in the headers of the copy.
-    """
     create(channels, **BOTH)
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     sent = rejected(channels, "delivery_error", headers={"traceparent": trace})
@@ -564,8 +494,8 @@ def test_observability_every_rejection_is_told(channels: Connection) -> None:
     assert headers(channels)["traceparent"] == trace
 
 
+@pytest.mark.seed("brighter-39")
 def test_encapsulation_a_consumer_says_why_and_not_where(channels: Connection, client: Client) -> None:
-    """Why producers, encapsulation: sending is the role of another; the consumer only says that and why it rejects."""
     create(channels, **BOTH)
     send(channels)
     lease = client.claim("q", "w")
@@ -574,21 +504,15 @@ def test_encapsulation_a_consumer_says_why_and_not_where(channels: Connection, c
     assert copies(channels) == ["my-invalid"]
 
 
+@pytest.mark.seed("brighter-40")
 def test_metadata_original_topic(channels: Connection) -> None:
-    """Metadata: `originalTopic`, where it came from.
-
-    Here: `original_queue`, and `original_message_id` beside it.
-    """
     create(channels, **BOTH)
     sent = rejected(channels, "delivery_error")
     assert (headers(channels)["original_queue"], headers(channels)["original_message_id"]) == ("q", sent)
 
 
+@pytest.mark.seed("brighter-41")
 def test_metadata_rejection_reason(channels: Connection) -> None:
-    """Metadata: `rejectionReason`, one of the two reasons.
-
-    Here: `rejection_reason`, `delivery_error` or `unacceptable`.
-    """
     create(channels, **BOTH)
     for reason in REASONS:
         rejected(channels, reason)
@@ -596,11 +520,8 @@ def test_metadata_rejection_reason(channels: Connection) -> None:
     assert headers(channels, "my-invalid")["rejection_reason"] == "unacceptable"
 
 
+@pytest.mark.seed("brighter-42")
 def test_metadata_rejection_timestamp(channels: Connection) -> None:
-    """Metadata: `rejectionTimestamp`, UTC in ISO 8601.
-
-    Here: `rejection_timestamp`, that of the dead letter to the microsecond, wherever the session is.
-    """
     create(channels, **BOTH)
     channels.execute("set timezone = 'Asia/Kathmandu'")
     sent = rejected(channels, "delivery_error")
@@ -609,21 +530,15 @@ def test_metadata_rejection_timestamp(channels: Connection) -> None:
     assert datetime.fromisoformat(stamp) == letter(channels, sent)["dead_at"].astimezone(UTC)
 
 
+@pytest.mark.seed("brighter-43")
 def test_metadata_original_message_type(channels: Connection) -> None:
-    """Metadata: `originalMessageType`, what kind of message it was.
-
-    Here: `original_type`, from the header `type` of the sender.
-    """
     create(channels, **BOTH)
     rejected(channels, "delivery_error", headers={"type": "order.placed"})
     assert headers(channels)["original_type"] == "order.placed"
 
 
+@pytest.mark.seed("brighter-44")
 def test_metadata_rejection_message(channels: Connection) -> None:
-    """Metadata: `rejectionMessage`, the description, if one was given.
-
-    Here: `rejection_message`; without a description it is the reason of the dead letter.
-    """
     create(channels, **BOTH)
     rejected(channels, "delivery_error", "no such street")
     assert headers(channels)["rejection_message"] == "no such street"
@@ -631,16 +546,16 @@ def test_metadata_rejection_message(channels: Connection) -> None:
     assert headers(channels, "my-invalid")["rejection_message"] == "unacceptable"
 
 
+@pytest.mark.seed("brighter-45")
 def test_both_routes_are_optional(channels: Connection) -> None:
-    """Constructor: the two routing keys are optional, and there are none unless they are given."""
     create(channels)
     assert (stats(channels)["dead_letter_to"], stats(channels)["invalid_to"]) == (None, None)
     create(channels, invalid_to="my-invalid")
     assert (stats(channels)["dead_letter_to"], stats(channels)["invalid_to"]) == (None, "my-invalid")
 
 
+@pytest.mark.seed("brighter-46")
 def test_what_is_rejected_is_kept_with_its_evidence(channels: Connection) -> None:
-    """Gain: what was rejected is kept with all that is known of it."""
     create(channels)
     sent = rejected(channels, "unacceptable", "no such street", headers={"type": "order.placed"}, key="order-42")
     found = letter(channels, sent)
@@ -648,8 +563,8 @@ def test_what_is_rejected_is_kept_with_its_evidence(channels: Connection) -> Non
     assert (found["reason"], found["error"], found["attempts"]) == ("unacceptable", "no such street", 1)
 
 
+@pytest.mark.seed("brighter-47")
 def test_each_subscription_has_routes_of_its_own(channels: Connection) -> None:
-    """Gain: routes are set for each subscription."""
     create(channels, "one", dead_letter_to="my-dlq")
     create(channels, "two", dead_letter_to="my-invalid")
     for name in ("one", "two"):
@@ -662,8 +577,8 @@ def test_each_subscription_has_routes_of_its_own(channels: Connection) -> None:
     )
 
 
+@pytest.mark.seed("brighter-48")
 def test_without_routes_everything_works_as_before(channels: Connection, clock: Clock) -> None:
-    """Gain: whoever configures no channel sees no change: messages are done, retried and rejected as before."""
     create(channels, backoff="none")
     for _ in range(3):
         send(channels)
@@ -676,8 +591,8 @@ def test_without_routes_everything_works_as_before(channels: Connection, clock: 
     assert {stats(channels)[each] for each in ("ready", "leased", "deferred")} == {0}
 
 
+@pytest.mark.seed("brighter-49")
 def test_channels_that_are_not_used_cost_nothing(channels: Connection) -> None:
-    """Gain: while nothing is rejected the channels cost nothing: an acknowledgement reads as many blocks as without."""
     create(channels, "plain")
     create(channels, "routed", **BOTH)
     looked = {}
@@ -690,11 +605,8 @@ def test_channels_that_are_not_used_cost_nothing(channels: Connection) -> None:
     assert abs(looked["routed"] - looked["plain"]) <= 3
 
 
+@pytest.mark.seed("brighter-50")
 def test_no_tables_are_added_and_no_schema_is_changed(channels: Connection) -> None:
-    """Gain: channels add neither tables nor columns.
-
-    Here: what is dead has a table of its own, which is there with channels and without.
-    """
     shape = "select count(*) from information_schema.columns where table_schema = 'bartleby'"
     before = value(channels, shape)
     create(channels, **BOTH)
@@ -703,12 +615,8 @@ def test_no_tables_are_added_and_no_schema_is_changed(channels: Connection) -> N
     assert value(channels, shape) == before
 
 
+@pytest.mark.seed("brighter-51")
 def test_the_source_is_cleaned_up_whatever_becomes_of_the_copy(channels: Connection) -> None:
-    """Gain: the source leaves its queue whatever becomes of what was sent on.
-
-    Here: a channel that is paused, or whose consumer fails, holds up nothing. Only if the copy cannot be written at all
-    does the source stay, until it can be: nothing leaves its queue without a trace.
-    """
     create(channels, **BOTH)
     channels.execute("select bartleby.pause_queue('my-dlq')")
     sent = rejected(channels, "delivery_error")
@@ -724,11 +632,8 @@ def test_the_source_is_cleaned_up_whatever_becomes_of_the_copy(channels: Connect
     assert places(channels, sent) == ["leased"]
 
 
+@pytest.mark.seed("brighter-52")
 def test_sending_on_and_deleting_are_one_transaction(channels: Connection) -> None:
-    """Price: sending on and deleting are not one transaction.
-
-    Here: they are, and the dead letter with them: all three are there or none.
-    """
     create(channels, **BOTH)
     sent = send(channels)
     work = claim(channels)
@@ -738,13 +643,10 @@ def test_sending_on_and_deleting_are_one_transaction(channels: Connection) -> No
     assert (places(channels, sent), copies(channels)) == (["leased"], [])
 
 
+@pytest.mark.seed("brighter-53")
 def test_a_connection_that_breaks_while_rejecting_loses_nothing(
     channels: Connection, connect: Callable[..., Connection]
 ) -> None:
-    """Price: if the connection breaks while it is sent on, the source is deleted all the same, and may be lost.
-
-    Here: it is not deleted then.
-    """
     create(channels, **BOTH)
     sent = send(channels)
     work = claim(channels)
@@ -756,11 +658,8 @@ def test_a_connection_that_breaks_while_rejecting_loses_nothing(
     assert (places(channels, sent), copies(channels)) == (["leased"], [])
 
 
+@pytest.mark.seed("brighter-54")
 def test_forwarding_and_deleting_is_one_call(channels: Connection, client: Client) -> None:
-    """Price: two steps, forward and delete, are a little more complex than one.
-
-    Here: one call. That it raises no error is the yes, to both; if it does, nothing was done.
-    """
     create(channels, **BOTH)
     sent = send(channels)
     work = claim(channels)
@@ -771,8 +670,8 @@ def test_forwarding_and_deleting_is_one_call(channels: Connection, client: Clien
     assert (places(channels, sent), copies(channels)) == (["dead"], ["my-invalid"])
 
 
+@pytest.mark.seed("brighter-55")
 def test_if_all_fails_the_message_comes_back_after_its_timeout(channels: Connection, clock: Clock) -> None:
-    """Risk: if neither sending on nor deleting works, the message comes into sight again when its time is up."""
     create(channels, lease=30, **BOTH)
     sent = send(channels)
     work = claim(channels)
@@ -789,12 +688,8 @@ def test_if_all_fails_the_message_comes_back_after_its_timeout(channels: Connect
     assert copies(channels) == ["my-dlq"]
 
 
+@pytest.mark.seed("brighter-56")
 def test_what_is_dead_does_not_pile_up_for_ever(channels: Connection, clock: Clock) -> None:
-    """Risk: a dead-letter channel grows for ever unless its users consume or purge it.
-
-    Here: dead letters go after the retention of their queue, 30 days unless it says otherwise, unless they are on hold,
-    and an event says how many nobody had looked after. A copy that was routed is its consumer's.
-    """
     create(channels, **BOTH)
     assert stats(channels)["retention"].days == 30
     gone, held = rejected(channels, "delivery_error"), bury(channels)
@@ -810,11 +705,8 @@ def test_what_is_dead_does_not_pile_up_for_ever(channels: Connection, clock: Clo
     ]
 
 
+@pytest.mark.seed("brighter-57")
 def test_rejecting_can_be_part_of_the_consumers_own_transaction(channels: Connection) -> None:
-    """Refused, one transaction for both: it would tie the producer to the life of the consumer's connection.
-
-    Here: there is no producer, so there is nothing to tie; it may even be the transaction in which the consumer works.
-    """
     channels.execute("create table note (text text)")
     create(channels, **BOTH)
     for rollback in (True, False):
@@ -826,11 +718,8 @@ def test_rejecting_can_be_part_of_the_consumers_own_transaction(channels: Connec
     assert (value(channels, "select count(*) from note"), copies(channels)) == (1, ["my-dlq"])
 
 
+@pytest.mark.seed("brighter-58")
 def test_plain_sql_is_traced_as_well(channels: Connection) -> None:
-    """Refused, plain SQL instead of a producer: nobody would see what it does.
-
-    Here: it is plain SQL, and the trace is made where the data is: ledger, event and headers, whoever rejects.
-    """
     create(channels, **BOTH)
     sent = rejected(channels, "unacceptable", "no such street")
     assert row(channels, "select message_id, outcome, rule, error from bartleby.attempts") == {
@@ -842,11 +731,8 @@ def test_plain_sql_is_traced_as_well(channels: Connection) -> None:
     assert column(channels, "select type from bartleby.events order by id")[-1] == "io.bartleby.dead_letter.created"
 
 
+@pytest.mark.seed("brighter-59")
 def test_there_is_no_way_to_fail_without_a_trace(channels: Connection, clock: Clock) -> None:
-    """Refused, doing nothing: a message that fails must not vanish from the sight of those who look after it.
-
-    Here: rejected, failed for good, used up or lost with its worker, every one ends as a dead letter.
-    """
     create(channels, max_attempts=1, crash_budget=1)
     died = [rejected(channels, "delivery_error"), rejected(channels, "unacceptable"), bury(channels), send(channels)]
     fail_all(channels, claim(channels))

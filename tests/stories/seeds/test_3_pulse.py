@@ -44,31 +44,31 @@ def q(conn: Connection, clock: Clock) -> Connection:
     return conn
 
 
+@pytest.mark.seed("pulse-1")
 def test_retries_are_bounded(q: Connection, clock: Clock) -> None:
-    """Context: retries are bounded, so that no poison message goes round for ever."""
     sent = send(q)
     assert len(fail_until_dead(q, clock)) == 2
     assert places(q, sent) == ["dead"]
 
 
+@pytest.mark.seed("pulse-2")
 def test_a_failure_backs_off(q: Connection) -> None:
-    """Context: a retry waits, so that a struggling downstream is not hit at once again."""
     sent = send(q)
     found = fail_one(q)
     assert found["retry_at"] > found["failed_at"]
     assert (places(q, sent), claim(q).messages) == (["deferred"], [])
 
 
+@pytest.mark.seed("pulse-3")
 def test_the_first_failure_drops_nothing(q: Connection, clock: Clock) -> None:
-    """Context: a message that failed once is not dropped but tried again."""
     sent = send(q)
     fail_one(q)
     clock.advance(1)
     assert claim(q).ids == [sent]
 
 
+@pytest.mark.seed("pulse-4")
 def test_what_has_failed_for_good_stays_parked(q: Connection, clock: Clock) -> None:
-    """Context: what has failed for good is parked in a state that nothing leads out of by itself."""
     sent = send(q)
     fail_until_dead(q, clock)
     clock.advance(86_400)
@@ -76,11 +76,8 @@ def test_what_has_failed_for_good_stays_parked(q: Connection, clock: Clock) -> N
     assert (claim(q).messages, places(q, sent)) == ([], ["dead"])
 
 
+@pytest.mark.seed("pulse-5")
 def test_the_row_says_attempts_limit_error_and_next_run(q: Connection, clock: Clock) -> None:
-    """Context: a job's row has its attempts, its limit, its last error and when it may run again.
-
-    Here: the view `messages` has all but the error, which is in the view `attempts` with those before it.
-    """
     sent = send(q, max_attempts=3)
     fail_one(q, error="downstream said no")
     found = row(q, "select attempts, max_attempts, run_at - bartleby.clock() as due_in from bartleby.messages")
@@ -88,11 +85,8 @@ def test_the_row_says_attempts_limit_error_and_next_run(q: Connection, clock: Cl
     assert ledger(q, sent)[-1]["error"] == "downstream said no"
 
 
+@pytest.mark.seed("pulse-6")
 def test_three_attempts_are_the_limit(q: Connection, clock: Clock) -> None:
-    """Context: the limit is three attempts.
-
-    Here: five by default, and three where the policy of the queue says so, as in all tests of this file.
-    """
     create(q, "usual")
     assert (stats(q)["max_attempts"], stats(q, "usual")["max_attempts"]) == (3, 5)
     sent = send(q)
@@ -100,11 +94,8 @@ def test_three_attempts_are_the_limit(q: Connection, clock: Clock) -> None:
     assert letter(q, sent)["attempts"] == 3
 
 
+@pytest.mark.seed("pulse-7")
 def test_an_attempt_counts_from_its_claim_on(q: Connection, clock: Clock) -> None:
-    """1: an attempt counts from the claim on, not from the failure: nothing is reported here, and it was one.
-
-    Here: of a message that runs alone, as it does after its first loss, which charges nobody.
-    """
     sent = send(q)
     lose(q, clock)
     assert lose(q, clock).one["attempt"] == 1
@@ -114,8 +105,8 @@ def test_an_attempt_counts_from_its_claim_on(q: Connection, clock: Clock) -> Non
     assert row(q, "select attempts from bartleby.messages")["attempts"] == 1
 
 
+@pytest.mark.seed("pulse-8")
 def test_counting_and_marking_as_running_are_one_statement(q: Connection, clock: Clock) -> None:
-    """1: one statement counts the attempt and marks the job as running; rolled back, neither has happened."""
     send(q)
     lose(q, clock)  # it runs alone from now on, so that what is claimed and lost is charged
     with q.transaction(force_rollback=True):
@@ -128,12 +119,8 @@ def test_counting_and_marking_as_running_are_one_statement(q: Connection, clock:
     assert claim(q).one["attempt"] == 2
 
 
+@pytest.mark.seed("pulse-9")
 def test_a_worker_that_dies_silently_has_used_an_attempt(q: Connection, clock: Clock) -> None:
-    """1: a worker that ends before it can report has used up an attempt.
-
-    Here: only if its message ran alone, for a claim is a batch, and a neighbour may have been the killer. The first
-    loss charges nobody and makes the message run alone from then on; the next one is charged to it.
-    """
     sent = send(q)
     lose(q, clock)
     assert [(each["outcome"], each["attempt"]) for each in ledger(q, sent)] == [("lost", 1)]
@@ -142,11 +129,8 @@ def test_a_worker_that_dies_silently_has_used_an_attempt(q: Connection, clock: C
     assert ledger(q, sent)[-1]["outcome"] == "crashed"
 
 
+@pytest.mark.seed("pulse-10")
 def test_what_is_given_back_has_used_no_attempt(q: Connection, clock: Clock) -> None:
-    """1: what counts is that a run was started, whatever became of it.
-
-    Here: unless the worker gives it back, as it does when it is told to stop; then nobody has tried anything.
-    """
     sent = send(q)
     for _ in range(5):
         work = claim(q)
@@ -157,11 +141,8 @@ def test_what_is_given_back_has_used_no_attempt(q: Connection, clock: Clock) -> 
     assert len(fail_until_dead(q, clock)) == 2
 
 
+@pytest.mark.seed("pulse-11")
 def test_a_crash_looping_poison_message_cannot_go_on_for_ever(q: Connection, clock: Clock) -> None:
-    """1: a poison job that kills every worker before it can report still comes to an end.
-
-    Here: after one loss that charges nobody and as many as the crash budget (3), however many attempts it has left.
-    """
     sent = send(q, max_attempts=10)
     losses = 0
     while places(q, sent) != ["dead"]:
@@ -172,11 +153,8 @@ def test_a_crash_looping_poison_message_cannot_go_on_for_ever(q: Connection, clo
     assert letter(q, sent)["reason"] == "crashed"
 
 
+@pytest.mark.seed("pulse-12")
 def test_a_failure_is_one_guarded_statement(q: Connection) -> None:
-    """2: only a running job can fail, and the guard is in the statement itself.
-
-    Here: it names a lease and positions. If one of them is not held any more, nothing happens to the others either.
-    """
     kept, done = send(q), send(q)
     work = claim(q, 2)
     ack(q, work.lease, work.positions[1:])
@@ -187,11 +165,8 @@ def test_a_failure_is_one_guarded_statement(q: Connection) -> None:
     assert (decided["message_id"], decided["verdict"], places(q, kept)) == (kept, "retry", ["deferred"])
 
 
+@pytest.mark.seed("pulse-13")
 def test_zero_rows_are_an_error_of_our_own(q: Connection, client: Client) -> None:
-    """2: a failure that meets no running job is an error of its own, which changes nothing.
-
-    Here: SQLSTATE ZB006, in Python `LeaseLost`.
-    """
     sent = send(q)
     work = claim(q)
     ack(q, work.lease)
@@ -202,8 +177,8 @@ def test_zero_rows_are_an_error_of_our_own(q: Connection, client: Client) -> Non
     assert (ledger(q, sent), places(q, sent)) == ([], [])
 
 
+@pytest.mark.seed("pulse-14")
 def test_what_does_not_run_cannot_fail(q: Connection, clock: Clock) -> None:
-    """2: the guard is the state: neither what is pending, nor what waits for its retry, nor what is dead can fail."""
     sent = send(q, max_attempts=2)
     with refused("ZB006"):
         fail(q, 1, {"position": 1})
@@ -218,27 +193,24 @@ def test_what_does_not_run_cannot_fail(q: Connection, clock: Clock) -> None:
     assert [each["attempt"] for each in ledger(q, sent)] == [1, 2]
 
 
+@pytest.mark.seed("pulse-15")
 def test_below_the_limit_it_is_retrying(q: Connection) -> None:
-    """2, first branch: while attempts are left the job is to be tried again."""
     sent = send(q)
     found = fail_one(q)
     assert (found["verdict"], found["rule"]) == ("retry", "attempt 1 of 3")
     assert places(q, sent) == ["deferred"]
 
 
+@pytest.mark.seed("pulse-16")
 def test_the_next_run_is_after_attempts_squared_seconds(q: Connection, clock: Clock) -> None:
-    """2, first branch: after attempt n it waits n² seconds: 1 s, 4 s, 9 s and so on.
-
-    Here: the backoff `quadratic`; n² only, up to a cap of 300 s.
-    """
     send(q, max_attempts=20)
     waits = fail_until_dead(q, clock)
     assert waits[:4] == [SECOND, 4 * SECOND, 9 * SECOND, 16 * SECOND]
     assert waits[16:] == [289 * SECOND, 300 * SECOND, 300 * SECOND]
 
 
+@pytest.mark.seed("pulse-17")
 def test_lease_and_worker_are_cleared(q: Connection) -> None:
-    """2, first branch: the lease is cleared, and so is the name of whoever held it."""
     send(q)
     work = claim(q, worker="w-1")
     held = row(q, "select worker, leased_until from bartleby.messages")
@@ -247,23 +219,23 @@ def test_lease_and_worker_are_cleared(q: Connection) -> None:
     assert row(q, "select worker, leased_until from bartleby.messages") == {"worker": None, "leased_until": None}
 
 
+@pytest.mark.seed("pulse-18")
 def test_the_error_is_recorded(q: Connection) -> None:
-    """2, first branch: the error is written down with the job."""
     sent = send(q)
     fail_one(q, error_type="Timeout", error="after 30 s")
     assert (ledger(q, sent)[0]["error_type"], ledger(q, sent)[0]["error"]) == ("Timeout", "after 30 s")
 
 
+@pytest.mark.seed("pulse-19")
 def test_at_the_limit_it_is_dead_lettered(q: Connection, clock: Clock) -> None:
-    """2, second branch: the failure of the last attempt makes it a dead letter."""
     sent = send(q)
     fail_until_dead(q, clock)
     assert (letter(q, sent)["status"], letter(q, sent)["reason"]) == ("dead", "exhausted")
     assert [each["verdict"] for each in ledger(q, sent)] == ["retry", "retry", "dead"]
 
 
+@pytest.mark.seed("pulse-20")
 def test_above_the_limit_it_is_dead_lettered_too(q: Connection, clock: Clock) -> None:
-    """2, second branch: not only at the limit but above it too, as when it was lowered while the job waited."""
     sent = send(q)
     for wait in (1, 4):
         assert fail_one(q)["verdict"] == "retry"
@@ -274,24 +246,24 @@ def test_above_the_limit_it_is_dead_lettered_too(q: Connection, clock: Clock) ->
     assert (letter(q, sent)["reason"], letter(q, sent)["attempts"]) == ("exhausted", 3)
 
 
+@pytest.mark.seed("pulse-21")
 def test_the_time_of_its_end_is_stamped(q: Connection, clock: Clock) -> None:
-    """2, second branch: the time at which it ended is stamped on it."""
     sent = send(q)
     fail_until_dead(q, clock)
     assert letter(q, sent)["dead_at"] == value(q, "select bartleby.clock()")
     assert letter(q, sent)["dead_at"] - letter(q, sent)["first_failed_at"] == timedelta(seconds=5, microseconds=2)
 
 
+@pytest.mark.seed("pulse-22")
 def test_the_last_error_is_kept_for_the_post_mortem(q: Connection, clock: Clock) -> None:
-    """2, second branch: the last error stays on it, for the post-mortem."""
     sent = send(q)
     fail_until_dead(q, clock, error_type="KeyError", error="'AT'", traceback="shop.py, line 24")
     found = letter(q, sent)
     assert (found["error_type"], found["error"], found["traceback"]) == ("KeyError", "'AT'", "shop.py, line 24")
 
 
+@pytest.mark.seed("pulse-23")
 def test_two_reporters_of_one_job_do_not_race(q: Connection, connect: Callable[[], Connection]) -> None:
-    """2: the decision is atomic: of two who report one job the first is heard, and the other told that it is late."""
     sent = send(q)
     work = claim(q)
     failure = {"position": work.positions[0]}
@@ -305,8 +277,8 @@ def test_two_reporters_of_one_job_do_not_race(q: Connection, connect: Callable[[
     assert len(ledger(q, sent)) == 1
 
 
+@pytest.mark.seed("pulse-24")
 def test_the_claim_is_the_scheduler_of_retries(q: Connection, clock: Clock) -> None:
-    """3: a claim takes what is pending, and what is to be retried and whose time has come, by one comparison."""
     failed = send(q)
     fail_one(q)
     fresh = send(q)
@@ -315,8 +287,8 @@ def test_the_claim_is_the_scheduler_of_retries(q: Connection, clock: Clock) -> N
     assert claim(q, 10).ids == [failed]
 
 
+@pytest.mark.seed("pulse-25")
 def test_nothing_is_claimed_before_its_time(q: Connection, clock: Clock) -> None:
-    """3: a retry is a pending job that is not yet eligible: before its time no claim takes it, nor any other job."""
     send(q, "again")
     fail_one(q)
     send(q, "later", delay="1 s")
@@ -326,8 +298,8 @@ def test_nothing_is_claimed_before_its_time(q: Connection, clock: Clock) -> None
     assert sorted(claim(q, 2).payloads) == ["again", "later"]
 
 
+@pytest.mark.seed("pulse-26")
 def test_no_promoter_runs_in_the_background(q: Connection, clock: Clock) -> None:
-    """3: no queue of retries, no timer, nobody who brings jobs back: only claims are made here, and all come back."""
     sent = send_count(q, 20)
     fail_all(q, claim(q, 20))
     clock.advance(1)
@@ -338,11 +310,8 @@ def test_no_promoter_runs_in_the_background(q: Connection, clock: Clock) -> None
     await_true(lambda: value(q, sessions) == 1)  # one that was closed a moment ago may still be seen
 
 
+@pytest.mark.seed("pulse-27")
 def test_a_claim_finds_both_by_an_index(q: Connection, clock: Clock) -> None:
-    """3: what is pending and what is to be retried is found by an index, however much there is of either.
-
-    Here: by two, of which each claim reads the stretch after what the last one has read.
-    """
     _, few, many = (blocks_of_claims(q, count) for count in (1, 10, 10_000))  # the first one warms up
     assert many["nothing"] < few["nothing"] + 50
     assert many["pending"] < few["pending"] + 50
@@ -368,12 +337,8 @@ def blocks_of_claims(q: Connection, count: int) -> dict[str, int]:
     return looked
 
 
+@pytest.mark.seed("pulse-28")
 def test_crash_recovery_takes_the_same_branch(q: Connection, clock: Clock) -> None:
-    """4: a lapsed lease leads to the same decision as a reported failure: retried after n², or dead at the limit.
-
-    Here: the loss of a message that ran alone. Curve and limit are the same ones; the crash budget, which is apart, is
-    set so high that it does not decide.
-    """
     q.execute("select bartleby.configure_queue('q', '{\"crash_budget\": 10}')")
     lost, reported = send(q), send(q, queue=other(q))
     lose(q, clock)
@@ -396,8 +361,8 @@ def other(q: Connection) -> str:
     return "other"
 
 
+@pytest.mark.seed("pulse-29")
 def test_the_sweep_takes_all_lapsed_leases_at_once(q: Connection, clock: Clock) -> None:
-    """4: the sweep is over all expired leases in one statement, and leaves those that are still held."""
     send_count(q, 6)
     for _ in range(5):
         claim(q, lease="10 s")
@@ -410,12 +375,8 @@ def test_the_sweep_takes_all_lapsed_leases_at_once(q: Connection, clock: Clock) 
     assert ack(q, held.lease) == 1
 
 
+@pytest.mark.seed("pulse-30")
 def test_a_lapsed_lease_says_so_as_its_error(q: Connection, clock: Clock) -> None:
-    """4: the error of such a job says that the lease of its worker expired.
-
-    Here: its type is `WorkerLost`. The text says that the lease lapsed, and of a message that ran alone which worker
-    it was that went silent.
-    """
     sent = send(q)
     lose(q, clock)
     assert (ledger(q, sent)[0]["error_type"], ledger(q, sent)[0]["error"]) == ("WorkerLost", "the lease lapsed")
@@ -425,12 +386,8 @@ def test_a_lapsed_lease_says_so_as_its_error(q: Connection, clock: Clock) -> Non
     )  # fmt: skip
 
 
+@pytest.mark.seed("pulse-31")
 def test_loud_and_silent_failures_add_up(q: Connection, clock: Clock) -> None:
-    """4: limit, backoff and dead-lettering make no difference between a reported failure and a silent one.
-
-    Here: from the second loss on, for the first charges nobody. A crash counts twice: as an attempt, of which both
-    kinds share one limit, and against the crash budget, which is apart.
-    """
     sent = send(q)
     lose(q, clock)  # charges nobody
     lose(q, clock)  # attempt 1
@@ -441,36 +398,30 @@ def test_loud_and_silent_failures_add_up(q: Connection, clock: Clock) -> None:
     assert (letter(q, sent)["attempts"], letter(q, sent)["crashes"]) == (3, 1)
 
 
+@pytest.mark.seed("pulse-32")
 def test_a_dead_letter_stays_queryable_by_id(q: Connection, client: Client) -> None:
-    """5: what is dead-lettered can be fetched like any job, with its error.
-
-    Here: not as the same row but from a table of its own, under the same id, until its retention is over.
-    """
     sent = bury(q, {"id": 7}, error="no such customer")
     found = client.dead_letter(sent)
     assert found is not None
     assert (found.payload, found.error, found.status) == ({"id": 7}, "no such customer", "dead")
 
 
+@pytest.mark.seed("pulse-33")
 def test_dead_letters_are_listed(q: Connection, client: Client) -> None:
-    """5: what is dead-lettered is in the list."""
     sent = [bury(q, n) for n in range(3)]
     assert [each.message_id for each in client.dead_letters(sort="oldest")] == sent
 
 
+@pytest.mark.seed("pulse-34")
 def test_nothing_dispatches_a_dead_letter(q: Connection, clock: Clock) -> None:
-    """5: nothing hands it out again, for no claim ever matches it."""
     bury(q)
     clock.advance(86_400)
     reap(q)
     assert claim(q, 100).messages == []
 
 
+@pytest.mark.seed("pulse-35")
 def test_a_message_is_never_in_two_places_or_none(q: Connection, clock: Clock) -> None:
-    """Refused, a table of retries: with a second table a job can be in both or in neither.
-
-    Here: there are several tables, and every step between them is one transaction.
-    """
     sent = send(q)
     seen = [places(q, sent)]
     for _ in range(3):
@@ -482,11 +433,8 @@ def test_a_message_is_never_in_two_places_or_none(q: Connection, clock: Clock) -
     assert seen == [["ready"], *[["leased"], ["deferred"]] * 2, ["leased"], ["dead"]]
 
 
+@pytest.mark.seed("pulse-36")
 def test_the_quadratic_curve_has_no_jitter_unless_asked_for(q: Connection) -> None:
-    """Deferred, jitter: three attempts at 1, 4 and 9 s have nothing to smooth; the policy is the one place to change.
-
-    Here: `quadratic` has none by default, and `jitter` adds it.
-    """
     send_count(q, 20)
     decided = fail_all(q, claim(q, 20))
     assert len({each["retry_at"] for each in decided}) == 1
@@ -496,11 +444,8 @@ def test_the_quadratic_curve_has_no_jitter_unless_asked_for(q: Connection) -> No
     assert len({each["retry_at"] for each in spread}) == 20
 
 
+@pytest.mark.seed("pulse-37")
 def test_nothing_goes_stale_in_silence(q: Connection, clock: Clock) -> None:
-    """Refused, expiry by age: a failure that just ages out makes evidence disappear.
-
-    Here: unresolved letters are kept for 30 days, and when they go an event says how many.
-    """
     sent = bury(q)
     clock.advance(29 * 86_400)
     q.execute("select bartleby.prune()")
@@ -512,19 +457,16 @@ def test_nothing_goes_stale_in_silence(q: Connection, clock: Clock) -> None:
     assert (told["queue"], told["data"]["unresolved"]) == ("q", 1)
 
 
+@pytest.mark.seed("pulse-38")
 def test_nothing_is_dropped_when_attempts_are_used_up(q: Connection, clock: Clock) -> None:
-    """Refused, drop on exhaustion: a limit is worth having for what is left when it is reached."""
     sent = send(q, {"order": 42}, headers={"tenant": "acme"}, key="order-42")
     fail_until_dead(q, clock)
     found = letter(q, sent)
     assert (found["payload"], found["headers"], found["key"]) == ({"order": 42}, {"tenant": "acme"}, "order-42")
 
 
+@pytest.mark.seed("pulse-39")
 def test_retries_need_no_machinery_of_their_own(q: Connection, clock: Clock) -> None:
-    """Consequence: retries cost no table, loop or index that the claim does not have already.
-
-    Here: deferred messages have a table, which delayed sends need anyway; there is no loop.
-    """
     send(q, "later", delay="1 s")
     send(q, "again")
     fail_one(q)
@@ -532,8 +474,8 @@ def test_retries_need_no_machinery_of_their_own(q: Connection, clock: Clock) -> 
     assert sorted(claim(q, 2).payloads) == ["again", "later"]
 
 
+@pytest.mark.seed("pulse-40")
 def test_retry_or_dead_is_decided_in_one_place(q: Connection, clock: Clock) -> None:
-    """Consequence: reported failures and lost leases meet in one decision, so both leave the same kind of row."""
     lost = send(q, max_attempts=1)
     lose(q, clock)
     lose(q, clock)
@@ -544,11 +486,8 @@ def test_retry_or_dead_is_decided_in_one_place(q: Connection, clock: Clock) -> N
     assert (letter(q, lost)["reason"], letter(q, reported)["reason"]) == ("crashed", "exhausted")
 
 
+@pytest.mark.seed("pulse-41")
 def test_every_error_survives_not_only_the_last(q: Connection, clock: Clock) -> None:
-    """Consequence: each failure overwrites the reason of the one before; a history would be a table of its own.
-
-    Here: it is one, append-only: each attempt has its row.
-    """
     sent = send(q)
     for error, wait in (("first", 1), ("second", 4), ("third", 0)):
         fail_one(q, error=error)
@@ -557,18 +496,15 @@ def test_every_error_survives_not_only_the_last(q: Connection, clock: Clock) -> 
     assert letter(q, sent)["error"] == "third"
 
 
+@pytest.mark.seed("pulse-42")
 def test_a_job_can_bring_its_own_limit(q: Connection, clock: Clock) -> None:
-    """Consequence: the limit can be set for a single job when it is submitted."""
     sent = send(q, max_attempts=1)
     fail_one(q)
     assert (letter(q, sent)["attempts"], letter(q, sent)["reason"]) == (1, "exhausted")
 
 
+@pytest.mark.seed("pulse-43")
 def test_a_topic_has_its_own_policy(q: Connection, clock: Clock) -> None:
-    """Consequence: one policy for all topics, until a topic needs its own.
-
-    Here: every queue has one, and it can be changed at any time.
-    """
     create(q, "other", max_attempts=2, backoff="fixed", base=7)
     send(q, queue="other")
     assert fail_until_dead(q, clock, "other") == [7 * SECOND]
@@ -577,11 +513,8 @@ def test_a_topic_has_its_own_policy(q: Connection, clock: Clock) -> None:
     assert fail_until_dead(q, clock, "other") == [9 * SECOND]
 
 
+@pytest.mark.seed("pulse-44")
 def test_un_dead_lettering_resets_to_pending_and_clears_attempts(q: Connection, clock: Clock, client: Client) -> None:
-    """Consequence: bringing one back is an update by hand for now: pending again, attempts cleared.
-
-    Here: `replay` does it, with a name and a reason, and keeps the evidence.
-    """
     sent = send(q, {"order": 42})
     fail_until_dead(q, clock)
     assert client.replay([sent], **ANA) == [sent]
