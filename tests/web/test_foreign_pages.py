@@ -12,8 +12,8 @@ from fastapi import FastAPI, Request
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from bartleby.surfaces.web import ConsoleSettings, ProxySettings, console
+from tests.kit.browser import CHROMIUM
 from tests.kit.hosting import proxy
-from tests.nightly.browser.conftest import CHROMIUM
 from tests.web.conftest import add_token
 
 NAMES = "MAP evil.example 127.0.0.1, MAP rebound.example 127.0.0.1, MAP ops.example 127.0.0.1"

@@ -16,7 +16,7 @@ from bartleby import Client
 from bartleby.surfaces import web
 from bartleby.surfaces.cli import cli
 from bartleby.surfaces.web.pages.showing import command
-from tests.nightly.browser.shop import furnish
+from tests.kit.shop import furnish
 
 PAGES = (
     "/", "/groups", "/groups/{group}", "/letters", "/letters?filter=queue:orders", "/letters/{letter}",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from tests.nightly.browser.conftest import CHROMIUM, FLAGS
+from tests.kit.browser import CHROMIUM, FLAGS
 from tests.nightly.browser.pictures import shrink
 from tests.nightly.browser.stopwatch import Drill
 

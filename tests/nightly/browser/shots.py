@@ -16,10 +16,10 @@ import psycopg
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from bartleby import dev, schema
+from tests.kit.browser import CHROMIUM, FLAGS, Site, away, is_live, running
 from tests.kit.clock import move_clock
-from tests.nightly.browser.conftest import CHROMIUM, FLAGS, Site, away, is_live, running
+from tests.kit.shop import furnish, remember, work
 from tests.nightly.browser.pictures import shrink
-from tests.nightly.browser.shop import furnish, remember, work
 from tests.nightly.browser.test_reading import PAGES
 
 KEPT = Path(__file__).parents[3] / "docs" / "images" / "console"

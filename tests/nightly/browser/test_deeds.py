@@ -4,8 +4,9 @@ import re
 
 from playwright.sync_api import expect
 
-from tests.nightly.browser.conftest import Look, Mended, Site, fill, status, until
-from tests.nightly.browser.shop import bury
+from tests.kit.browser import Look, Site, fill, status, until
+from tests.kit.shop import bury
+from tests.nightly.browser.conftest import Mended
 
 
 def test_one_is_replayed_as_a_probe_and_watched_until_it_is_done(

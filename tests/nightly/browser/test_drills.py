@@ -16,9 +16,9 @@ from playwright.sync_api import Page, expect
 from bartleby import Bartleby, Client, Message
 from bartleby.principal import Role
 from bartleby.surfaces.web import live
+from tests.kit.browser import Look, Site, away, is_live, running, status, token, until
+from tests.kit.shop import bury
 from tests.kit.worker import working
-from tests.nightly.browser.conftest import Look, Site, away, is_live, running, status, token, until
-from tests.nightly.browser.shop import bury
 from tests.nightly.browser.stopwatch import drill
 from tests.nightly.browser.test_reading import violations
 

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from bartleby.surfaces.web import live
-from tests.nightly.browser.conftest import Look, Site, away, fill, is_live, status, until
+from tests.kit.browser import Look, Site, away, fill, is_live, status, until
 
 
 def test_a_form_that_is_clicked_twice_is_sent_once(site: Site, look: Look, letters: list[int]) -> None:

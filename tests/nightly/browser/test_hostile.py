@@ -15,8 +15,8 @@ from playwright.sync_api import Browser, Page, Request, expect
 
 from bartleby import InvalidQueueName, dev
 from bartleby.surfaces.web.pages.showing import visible
+from tests.kit.browser import Look, Site, is_live, running
 from tests.kit.database import database_dsn
-from tests.nightly.browser.conftest import Look, Site, is_live, running
 from tests.nightly.browser.hostile import STRINGS, furnish
 
 PLACES = (

@@ -6,8 +6,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from bartleby.principal import Role
-from tests.nightly.browser.conftest import Look, Site, running, token
-from tests.nightly.browser.shop import bury
+from tests.kit.browser import Look, Site, running, token
+from tests.kit.shop import bury
 from tests.nightly.browser.test_reading import violations
 
 PHONE = {"width": 360, "height": 740}

@@ -7,8 +7,8 @@ from playwright.sync_api import expect
 
 from bartleby.principal import Role
 from bartleby.surfaces.web import live
-from tests.nightly.browser.conftest import Look, Site, is_live, running, token, until
-from tests.nightly.browser.shop import bury
+from tests.kit.browser import Look, Site, is_live, running, token, until
+from tests.kit.shop import bury
 from tests.nightly.browser.test_reading import violations
 
 

@@ -2,8 +2,9 @@
 
 from playwright.sync_api import expect
 
-from tests.nightly.browser.conftest import Look, Mended, Site, fill, status, until
-from tests.nightly.browser.shop import bury
+from tests.kit.browser import Look, Site, fill, status, until
+from tests.kit.shop import bury
+from tests.nightly.browser.conftest import Mended
 
 
 def test_a_plan_says_what_will_happen_and_runs_although_nobody_looks(

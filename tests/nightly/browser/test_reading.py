@@ -8,7 +8,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from bartleby import Client
-from tests.nightly.browser.conftest import AXE, Look, Site, is_live, until
+from tests.kit.browser import Look, Site, is_live, until
+from tests.nightly.browser.conftest import AXE
 
 PAGES = {
     "now": "/",

@@ -7,8 +7,8 @@ import psycopg
 import pytest
 from playwright.sync_api import expect
 
-from tests.nightly.browser.conftest import Look, Site, is_live
-from tests.nightly.browser.shop import bury
+from tests.kit.browser import Look, Site, is_live
+from tests.kit.shop import bury
 from tests.nightly.browser.test_reading import violations
 from tests.web.test_pages_search import look_at_two
 

@@ -1,0 +1,205 @@
+"""A browser before a console that really runs.
+
+running   a console over a database, on a port of this machine
+launched  a Chromium, driven by playwright
+Look      opens pages, and keeps what their consoles said
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+
+from bartleby import Client, hashing
+from bartleby.principal import Role
+from bartleby.surfaces.web import ConsoleSettings, console
+from tests.kit.sinks.servers import free_port
+
+_SHELL = "/usr/bin/chromium-headless-shell"  # takes a third less of the processor than the browser with its windows
+CHROMIUM = os.environ.get("BARTLEBY_CHROMIUM", _SHELL if os.access(_SHELL, os.X_OK) else "/usr/bin/chromium")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+WAIT_SECONDS = 60
+expect.set_options(timeout=WAIT_SECONDS * 1000)
+
+
+@dataclass
+class Site:
+    """A console that runs on a port of this machine, and can be stopped and started again."""
+
+    dsn: str
+    client: Client
+    settings: ConsoleSettings
+    port: int
+    prefix: str = ""
+    ids: dict[str, int] = field(default_factory=dict)
+    app: Any = None
+    _server: uvicorn.Server | None = None
+    _thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}{self.prefix}"
+
+    def start(self) -> None:
+        app: Any = console(self.dsn, self.settings)
+        self.app = app
+        if self.prefix:
+            from fastapi import FastAPI
+
+            inner, app = app, FastAPI()
+            app.mount(self.prefix, inner)
+        config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=asyncio.run, args=[_serve(self._server)], daemon=True)
+        self._thread.start()
+        until(lambda: self._server is not None and self._server.started)
+
+    def stop(self) -> None:
+        assert self._server is not None
+        assert self._thread is not None
+        self._server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the console did not stop"
+
+
+async def _serve(server: uvicorn.Server) -> None:
+    await server.serve()
+    # the stream of a page that is still open is cut off, as by a machine that goes down; nothing else would close it
+    for each in [*server.server_state.connections]:
+        if each.transport is not None:
+            each.transport.abort()
+    await asyncio.sleep(0)
+
+
+def until(condition: Callable[[], object], seconds: float = WAIT_SECONDS) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def running(
+    dsn: str, *, environment: str | None = "staging", prefix: str = "", authenticate: bool = False
+) -> Iterator[Site]:
+    """Run a console over a database."""
+    with contextlib.closing(Client(dsn)) as client:
+        settings = ConsoleSettings(authenticate=authenticate, environment=environment)
+        site = Site(dsn, client, settings, free_port(), prefix)
+        site.start()
+        try:
+            yield site
+        finally:
+            site.stop()
+
+
+class away:  # noqa: N801 - reads as a sentence
+    """A database that nobody can connect to."""
+
+    def __init__(self, admin: Any, name: str) -> None:
+        self._admin, self._name = admin, name
+
+    def __enter__(self) -> None:
+        self._run(f"alter database {self._name} with allow_connections false")
+        self._run(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{self._name}'")
+
+    def __exit__(self, *_: object) -> None:
+        self._run(f"alter database {self._name} with allow_connections true")
+
+    def _run(self, text: str) -> None:
+        self._admin.execute(text.encode())
+
+
+def is_live(page: Page) -> Page:
+    """Wait until a page hears what changes; its scripts run by then."""
+    expect(page.locator("#pill")).to_have_attribute("data-state", "live")
+    return page
+
+
+def status(client: Client, message_id: int) -> str:
+    letter = client.dead_letter(message_id)
+    return "none" if letter is None else letter.status
+
+
+def fill(page: Page, summary: str, reason: str = "because") -> Page:
+    """Open a form by its summary and give a reason."""
+    deed = page.locator("details.deed", has=page.locator("summary", has_text=summary))
+    if deed.get_attribute("open") is None:
+        deed.locator("> summary").click()
+    deed.get_by_label("Reason").fill(reason)
+    return page
+
+
+def token(site: Site, name: str, role: Role, queues: Sequence[str] | None = None) -> str:
+    """Let somebody in; return their token."""
+    secret = hashing.new_token()
+    hash = hashing.digest(secret)
+    site.client.add_token("token", name, hash, role=str(role), queues=queues, actor="ana", reason="a test")
+    return secret
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[Browser]:
+    """Start a browser. Its event loop runs in this thread until it ends, and no other can run there meanwhile."""
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS) as found:
+        yield found
+    # what is left of its greenlets must not end in the middle of something else, such as parsing Python
+    gc.collect()
+
+
+class Look:
+    """Opens pages, and keeps what their consoles said."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._contexts: list[BrowserContext] = []
+        self._kept: dict[str, Page] = {}
+        self.said: list[str] = []
+
+    def context(self, **options: Any) -> BrowserContext:
+        made = self._browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        made.set_default_timeout(WAIT_SECONDS * 1000)
+        self._contexts.append(made)
+        return made
+
+    def at(self, url: str, **options: Any) -> Page:
+        page = self.context(**options).new_page()
+        page.on("console", self._hear)
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("dialog", lambda dialog: self.said.append(f"a dialog: {dialog.message}"))
+        page.goto(url)
+        return page
+
+    def again(self, url: str, **options: Any) -> Page:
+        """Open a page in the window that was opened in the same way before, which costs a browser much less."""
+        way = repr(options)
+        if way not in self._kept:
+            self._kept[way] = self.at("about:blank", **options)
+        self._kept[way].goto(url)
+        return self._kept[way]
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        # a page of an error has its status, and a stream that ends is told by the pill
+        harmless = ("the server responded with a status of 4", "net::ERR_", "status of 503", "Failed to fetch")
+        if message.type in {"error", "warning"} and not any(each in message.text for each in harmless):
+            self.said.append(message.text)
+
+    def close(self) -> None:
+        for each in self._contexts:
+            each.close()
