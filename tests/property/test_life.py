@@ -4,10 +4,6 @@ After every step the committed state, seen from outside, is what the model says;
 Hypothesis shrinks what fails. test_schedules.py walks the same world faster, but does not shrink.
 """
 
-import os
-from collections.abc import Iterator
-
-import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -20,12 +16,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.kit.clock import move_clock
 from tests.property.model import Lease
 from tests.property.operators import OperatedWorld, Plan
-from tests.property.world import Lab, close_lab, open_lab
+from tests.property.world import Lab
 
-SCHEDULES = int(os.environ.get("BARTLEBY_SCHEDULES", "0"))
 ACTORS = 3
 
 actors = st.integers(0, ACTORS - 1)
@@ -297,15 +291,6 @@ class Life(Operated):
         self.here.set_breaker(self.name(queue), verb)
 
 
-@pytest.fixture
-def lab(dsn: str) -> Iterator[Lab]:
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        move_clock(conn)
-    opened = open_lab(dsn, ACTORS)
-    yield opened
-    close_lab(opened)
-
-
 def live(lab: Lab, machine: type[Operated], examples: int, *, derandomize: bool = True) -> None:
     profile = settings(
         max_examples=examples,
@@ -320,19 +305,12 @@ def live(lab: Lab, machine: type[Operated], examples: int, *, derandomize: bool 
 
 
 @pytest.mark.timeout(400)
-def test_a_message_is_always_in_exactly_one_place(lab: Lab) -> None:
+def test_message_is_always_in_exactly_one_place(lab: Lab) -> None:
     live(lab, Life, 100)
     assert lab.emptied > 0
 
 
 @pytest.mark.timeout(400)
-def test_whatever_operators_do_counts_are_true_and_plans_add_up(lab: Lab) -> None:
+def test_counts_are_true_and_plans_add_up_whatever_operators_do(lab: Lab) -> None:
     live(lab, Operations, 100)
     assert set(lab.seen) >= OPERATED
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("machine", [Life, Operations])
-def test_a_message_is_always_in_exactly_one_place_in_thousands_of_lives(lab: Lab, machine: type[Operated]) -> None:
-    live(lab, machine, SCHEDULES or 10_000, derandomize=False)
