@@ -1,15 +1,14 @@
-"""Counts of letters: never by counting, never wrong, and nobody waits for them."""
+"""Counts of letters: kept without counting, always right, and no session waits for them."""
 
 import threading
 from collections.abc import Callable
-from typing import Any, LiteralString
 
 import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
 from tests.kit.clock import Clock
-from tests.kit.plans import adds_up, bury, change, die, die_of, events, kill_all, started, steps, work_all
+from tests.kit.plans import adds_up, bury, change, die, events, kill_all, started, steps, work_all
+from tests.kit.refusals import assert_refused
 from tests.kit.sql import (
     Connect,
     Connection,
@@ -18,9 +17,6 @@ from tests.kit.sql import (
     column,
     create,
     fail,
-    pages_read,
-    refused,
-    row,
     rows,
     send_count,
     stats,
@@ -46,20 +42,12 @@ def counts(conn: Connection) -> dict[str, int]:
     return {each["status"]: each["letters"] for each in found if each["letters"]}
 
 
-def test_counts_that_somebody_spoilt_are_made_anew(conn: Connection) -> None:
-    die(conn, 3, fingerprint="f")
-    conn.execute("alter table bartleby.dead_letter disable trigger user")
-    conn.execute("update bartleby.dead_letter set status = 'discarded' where message_id = 1")
-    conn.execute("alter table bartleby.dead_letter enable trigger user")
-    tally(conn)
-    assert counts(conn) == {"dead": 3}
-    conn.execute("select bartleby.recount()")
-    assert counts(conn) == {"dead": 2, "discarded": 1}
-    adds_up(conn)
+def deltas(conn: Connection) -> list[int]:
+    return column(conn, "select letters from bartleby.letter_delta")
 
 
 class TestCounts:
-    def test_every_change_of_a_letter(self, conn: Connection, clock: Clock) -> None:
+    def test_every_change_of_a_letter_is_counted(self, conn: Connection, clock: Clock) -> None:
         create(conn, "other")
         ids = die(conn, 8, fingerprint="f")
         adds_up(conn)
@@ -84,44 +72,48 @@ class TestCounts:
         adds_up(conn)
         assert counts(conn) == {"dead": 1}
 
-    @pytest.mark.parametrize("limit", [1, 3, 10000])
-    def test_adding_up_changes_nothing(self, conn: Connection, clock: Clock, limit: int) -> None:
+    def test_tally_changes_no_count(self, conn: Connection, clock: Clock) -> None:
         clock.half_past()
         ids = die(conn, 3, fingerprint="f")
         change(conn, "discard", ids[0])
         die(conn, 2, fingerprint="g")
-        before = rows(conn, "select * from bartleby.letter_counts where letters <> 0 order by 1, 2, 3")
-        groups = rows(conn, "select id, dead, deaths_by_hour, last_dead_at from bartleby.groups order by id")
-        while tally(conn, limit):
-            assert rows(conn, "select * from bartleby.letter_counts where letters <> 0 order by 1, 2, 3") == before
-            adds_up(conn)
-        assert rows(conn, "select * from bartleby.letter_delta") == []
-        assert rows(conn, "select id, dead, deaths_by_hour, last_dead_at from bartleby.groups order by id") == groups
 
-    def test_one_row_for_a_batch(self, conn: Connection) -> None:
-        die(conn, 100, fingerprint="f")
-        die(conn, 100, fingerprint="f")
-        assert value(conn, "select count(*) from bartleby.letter_delta") <= 2
+        def shown() -> list[list[dict[str, object]]]:
+            letters = rows(conn, "select * from bartleby.letter_counts where letters <> 0 order by 1, 2, 3")
+            return [
+                letters,
+                rows(conn, "select id, dead, deaths_by_hour, last_dead_at from bartleby.groups order by id"),
+            ]
 
-    def test_what_changes_no_count_writes_nothing(self, conn: Connection) -> None:
-        ids = die(conn, 3)
+        before = shown()
+        for limit in (1, 3, 10000):
+            with conn.transaction(force_rollback=True):
+                while tally(conn, limit):
+                    assert shown() == before, limit
+                    adds_up(conn)
+                assert (shown(), deltas(conn)) == (before, [])
+        assert len(deltas(conn)) > 0
+
+    def test_batch_writes_one_row_and_what_changes_no_count_none(self, conn: Connection) -> None:
+        ids = die(conn, 100, fingerprint="f")
+        die(conn, 100, fingerprint="f")
+        assert len(deltas(conn)) <= 2
         while tally(conn):
             pass
         change(conn, "hold", *ids)
         change(conn, "release", *ids)
-        assert rows(conn, "select * from bartleby.letter_delta") == []
+        assert deltas(conn) == []
 
-    def test_what_is_rolled_back_was_never_counted(self, conn: Connection, connect: Connect) -> None:
+    def test_rollback_is_not_counted(self, conn: Connection, connect: Connect) -> None:
         send_count(conn, 2)
-        claimed = claim(conn, 2)
         worker = connect(autocommit=False)
-        bury(worker, claimed)
+        bury(worker, claim(conn, 2))
         assert counts(conn) == {}
         worker.rollback()
         assert counts(conn) == {}
         adds_up(conn)
 
-    def test_whoever_writes_letters_by_hand_is_counted_too(self, conn: Connection) -> None:
+    def test_letters_written_by_hand_are_counted(self, conn: Connection) -> None:
         (sent,) = die(conn)
         conn.execute("update bartleby.dead_letter set status = 'discarded'")
         adds_up(conn)
@@ -135,7 +127,7 @@ class TestCounts:
         )
         adds_up(conn)
 
-    def test_a_queue_and_its_letters_are_dropped(self, conn: Connection) -> None:
+    def test_dropped_queue_takes_its_counts_along(self, conn: Connection) -> None:
         create(conn, "other")
         die(conn, 3, fingerprint="f")
         die(conn, 2, "other", fingerprint="f")
@@ -145,54 +137,70 @@ class TestCounts:
         assert counts(conn) == {"dead": 2}
         assert value(conn, "select count(*) from bartleby.letter_counts where queue = 1") == 0
 
+    @pytest.mark.own_database
+    def test_counts_without_triggers_are_repaired_by_recount(self, conn: Connection, clock: Clock) -> None:
+        clock.half_past()
+        ids = die(conn, 5, fingerprint="f")
+        hours = value(conn, "select deaths_by_hour from bartleby.groups")
+        conn.execute("alter table bartleby.dead_letter disable trigger user")
+        change(conn, "discard", *ids[:2])
+        conn.execute("delete from bartleby.dead_letter where message_id = %s", [ids[2]])
+        conn.execute("alter table bartleby.dead_letter enable trigger user")
+        tally(conn)
+        assert counts(conn) == {"dead": 5}
+        conn.execute("select bartleby.recount()")
+        adds_up(conn)
+        assert counts(conn) == {"dead": 2, "discarded": 2}
+        assert value(conn, "select deaths_by_hour from bartleby.groups") == hours
+
+    def test_bad_limit_is_refused(self, conn: Connection) -> None:
+        die(conn)
+        for limit in (None, -1, 0, 1_000_001):
+            assert_refused(conn, "ZB008", "limit", "select bartleby.tally(%s)", limit)
+        assert deltas(conn) == [1]
+
 
 class TestAtOnce:
     def test_two_tallies_take_different_changes_and_do_not_wait(self, conn: Connection, connect: Connect) -> None:
         for fingerprint in "abcd":
             die(conn, fingerprint=fingerprint)
         one, two = connect(autocommit=False), connect()
-        two.execute("set statement_timeout = '20s'")
+        two.execute("set statement_timeout = '30s'")
         assert tally(one, 2) == 2
         assert tally(two) == 2
-        one.commit()
+        one.rollback()
+        adds_up(conn)
+        assert tally(conn) == 2
         adds_up(conn)
         assert tally(conn) == 0
 
-    def test_a_tally_that_is_rolled_back(self, conn: Connection, connect: Connect) -> None:
-        die(conn, 3)
-        one = connect(autocommit=False)
-        assert tally(one) == 1
-        one.rollback()
-        adds_up(conn)
-        assert tally(conn) == 1
-        adds_up(conn)
-
-    def test_nobody_stops_at_a_group_that_is_held_while_more_waits(self, conn: Connection, connect: Connect) -> None:
+    def test_locked_group_does_not_stop_the_others(self, conn: Connection, connect: Connect) -> None:
         (one,) = die(conn, fingerprint="a")
         tally(conn)
         change(conn, "discard", one)
         holder = connect(autocommit=False)
         holder.execute("select from bartleby.failure_group for no key update")
-        tally(conn)  # leaves a mark that the group is to be told
+        tally(conn)  # leaves a mark that the group is to be looked at
         die(conn, 3, fingerprint="b")
         rounds = 0
         while tally(conn, 1):
             rounds += 1
             assert rounds < 20
-        assert column(conn, "select letters from bartleby.letter_delta") == [0]
+        assert deltas(conn) == [0]
         holder.rollback()
         assert tally(conn, 1) == 1
-        assert column(conn, "select letters from bartleby.letter_delta") == []
+        assert deltas(conn) == []
 
-    def test_workers_never_wait_for_a_tally_nor_it_for_them(self, conn: Connection, connect: Connect) -> None:
+    def test_workers_and_a_tally_do_not_wait_for_each_other(self, conn: Connection, connect: Connect) -> None:
         die(conn, 2, fingerprint="f")
         send_count(conn, 2)
         first, second = claim(conn), claim(conn)
         tallying, worker, another = connect(autocommit=False), connect(autocommit=False), connect()
         for session in (tallying, worker, another):
-            session.execute("set statement_timeout = '20s'")
+            session.execute("set statement_timeout = '30s'")
         bury(worker, first, fingerprint="f")
         tally(tallying)
+        assert (stats(conn)["dead"], stats(tallying)["dead"]) == (2, 2)
         bury(another, second, fingerprint="f")
         worker.commit()
         tallying.commit()
@@ -200,19 +208,9 @@ class TestAtOnce:
         tally(conn)
         adds_up(conn)
 
-    def test_seen_in_the_middle_of_a_tally(self, conn: Connection, connect: Connect) -> None:
-        die(conn, 5)
-        tallying = connect(autocommit=False)
-        tally(tallying)
-        assert stats(conn)["dead"] == 5
-        assert stats(tallying)["dead"] == 5
-        tallying.commit()
-        assert stats(conn)["dead"] == 5
-
-    def test_groups_that_are_forgotten_while_their_counts_are_added_up(
+    def test_group_forgotten_during_a_tally_leaves_nothing_behind(
         self, conn: Connection, clock: Clock, connect: Connect
     ) -> None:
-        """A tally that took a part of the changes leaves nothing behind."""
         create(conn, "q", retention=0)
         die(conn, 2, fingerprint="f")
         clock.advance(10)
@@ -228,16 +226,16 @@ class TestAtOnce:
         assert value(conn, "select count(*) from bartleby.failure_group") == 0
         assert value(conn, "select count(*) from bartleby.letter_counts") == 0
 
-    def test_many_at_once(self, conn: Connection, connect: Connect) -> None:
-        """Workers, operators, tallies, plans and rules, each in a session of its own; then everything adds up."""
+    def test_everything_at_once_adds_up(self, conn: Connection, connect: Connect) -> None:
+        """Workers, operators, tallies, plans and rules, each in a session of its own."""
         for fingerprint in "abc":
             die(conn, 20, fingerprint=fingerprint)
         send_count(conn, 200)
         started(conn, letters(conn), rate=200)
         mistakes: list[BaseException] = []
         threads = [
-            threading.Thread(target=repeat, args=(deed, connect(), mistakes), daemon=True)
-            for deed in (work, work, operate, change_rules, keep_up, keep_up)
+            threading.Thread(target=repeat, args=(step, connect(), mistakes), daemon=True)
+            for step in (work, work, operate, change_rules, keep_up, keep_up)
         ]
         for thread in threads:
             thread.start()
@@ -252,139 +250,37 @@ class TestAtOnce:
         adds_up(conn)
         assert rows(conn, "select * from bartleby.verify_audit()") == []
 
-
-class TestHeldGroups:
-    """An operator has a group locked: nobody waits for it, and what there is to tell of it is told afterwards."""
-
-    @pytest.fixture
-    def janitor(self, connect: Connect) -> Connection:
-        session = connect(autocommit=False)
-        session.execute("set statement_timeout = '20s'")
-        session.commit()
-        return session
-
-    def hold(self, operator: Connection, fingerprint: str) -> int:
-        number = int(value(operator, "select id from bartleby.failure_group where fingerprint = %s", fingerprint))
-        operator.execute("select bartleby.acknowledge_group(%s, 'ann', 'looking')", [number])
-        return number
-
-    def told(self, conn: Connection, kind: str) -> list[tuple[str, int]]:
-        return [(each["fingerprint"], each["dead"]) for each in events(conn, f"group.{kind}")]
-
-    def test_alarms_of_the_others_are_raised_and_its_own_afterwards(
-        self, conn: Connection, connect: Connect, janitor: Connection
-    ) -> None:
-        for fingerprint in "ab":
-            die(conn, 9, fingerprint=fingerprint)
+    def test_old_snapshot_adds_nothing_twice(self, conn: Connection, connect: Connect) -> None:
+        (sent,) = die(conn, fingerprint="f")
+        change(conn, "replay", sent)
+        claimed = claim(conn)
+        janitor, worker = connect(autocommit=False), connect(autocommit=False)
+        for late in (janitor, worker):
+            late.execute("set transaction isolation level repeatable read")
+            late.execute("select 1 from bartleby.queue")
+        die(conn, fingerprint="g")
+        change(conn, "hold", sent)
         tally(conn)
-        operator = connect(autocommit=False)
-        self.hold(operator, "a")
-        for fingerprint in "ab":
-            die(conn, 3, fingerprint=fingerprint)
-        assert tally(janitor) == 1
-        janitor.commit()
-        assert self.told(conn, "escalated") == [("b", 12)]
-        assert counts(conn) == {"dead": 24}
-        assert tally(janitor) == 0
-        janitor.commit()
-        operator.commit()
-        tally(conn)
-        tally(conn)
-        assert self.told(conn, "escalated") == [("b", 12), ("a", 12)]
-        assert rows(conn, "select * from bartleby.letter_delta") == []
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            tally(janitor)
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            bury(worker, claimed, fingerprint="g")
+        janitor.rollback()
+        worker.rollback()
+        bury(conn, claimed, fingerprint="g")
         adds_up(conn)
-
-    def test_that_it_is_empty_is_told_afterwards(self, conn: Connection, connect: Connect, janitor: Connection) -> None:
-        ids = die(conn, 2, fingerprint="f")
-        tally(conn)
-        change(conn, "discard", *ids)
-        operator = connect(autocommit=False)
-        self.hold(operator, "f")
-        tally(janitor)
-        janitor.commit()
-        assert self.told(conn, "drained") == []
-        operator.commit()
-        tally(conn)
-        tally(conn)
-        assert self.told(conn, "drained") == [("f", 0)]
-        adds_up(conn)
-
-    def test_a_tally_and_an_operator_with_two_deeds(
-        self, conn: Connection, connect: Connect, janitor: Connection
-    ) -> None:
-        """The tally has told the second group its news, and does not wait for the first."""
-        die(conn, 9, fingerprint="a")
-        die(conn, fingerprint="b", worker_version="1")
-        tally(conn)
-        operator = connect(autocommit=False)
-        self.hold(operator, "b")
-        die(conn, fingerprint="b", worker_version="2")
-        operator.commit()
-        die(conn, 3, fingerprint="a")
-        self.hold(operator, "a")
-        tally(janitor)
-        with waiting(conn, operator, lambda conn: self.hold(conn, "b"), for_whom=janitor) as second:
-            janitor.commit()
-            second.result()
-        operator.commit()
-        tally(conn)
-        assert self.told(conn, "escalated") == [("a", 12)]
-        assert value(conn, "select seen_versions from bartleby.failure_group where fingerprint = 'b'") == ["1", "2"]
-
-    def test_whoever_tallies_until_nothing_is_left_comes_to_an_end(
-        self, conn: Connection, connect: Connect, janitor: Connection
-    ) -> None:
-        die(conn, fingerprint="f", worker_version="1")
-        operator = connect(autocommit=False)
-        self.hold(operator, "f")
-        for version in range(2, 11):
-            die(conn, fingerprint="f", worker_version=str(version))
-        done: list[int] = []
-        while not done or done[-1] > 0:
-            done.append(tally(janitor))
-            janitor.commit()
-            assert len(done) < 10, done
-        assert done[-1] == 0
-        assert self.told(conn, "escalated") == []
-        assert value(conn, "select count(*) from bartleby.group_news") == 9
-        operator.commit()
-        tally(conn)
-        assert self.told(conn, "escalated") == [("f", 10)]
-        assert rows(conn, "select * from bartleby.group_news") == []
-        seen = value(conn, "select seen_versions from bartleby.failure_group")
-        assert seen == [str(version) for version in range(1, 11)]
-        adds_up(conn)
-
-    def test_counts_are_made_anew_meanwhile(self, conn: Connection, connect: Connect, janitor: Connection) -> None:
-        die(conn, 12, fingerprint="f")
-        operator = connect(autocommit=False)
-        self.hold(operator, "f")
-        janitor.execute("select bartleby.recount()")
-        janitor.commit()
-        operator.commit()
-        tally(conn)
-        assert self.told(conn, "escalated") == [("f", 12)]
-        adds_up(conn)
-
-
-@pytest.mark.parametrize("limit", [None, -1, 0, 1_000_001])
-def test_a_limit_that_is_none_is_refused(conn: Connection, limit: int | None) -> None:
-    die(conn)
-    with refused("ZB008", "limit"):
-        conn.execute("select bartleby.tally(%s)", [limit])
-    adds_up(conn)
 
 
 def letters(conn: Connection) -> list[int]:
     return column(conn, "select message_id from bartleby.dead_letters order by 1 limit 60")
 
 
-def repeat(deed: Callable[[Connection, int], None], session: Connection, mistakes: list[BaseException]) -> None:
+def repeat(step: Callable[[Connection, int], None], session: Connection, mistakes: list[BaseException]) -> None:
     try:
         for number in range(60):
             if mistakes:
                 return
-            deed(session, number)
+            step(session, number)
     except BaseException as error:  # noqa: BLE001 - the test looks at it
         mistakes.append(error)
 
@@ -421,114 +317,112 @@ def keep_up(conn: Connection, number: int) -> None:
     steps(conn, 10)
 
 
-def test_counts_can_be_made_anew(conn: Connection, clock: Clock) -> None:
-    """After somebody had switched the triggers off."""
-    clock.half_past()
-    ids = die(conn, 5, fingerprint="f")
-    hours = value(conn, "select deaths_by_hour from bartleby.groups")
-    conn.execute("alter table bartleby.dead_letter disable trigger user")
-    change(conn, "discard", *ids[:2])
-    conn.execute("delete from bartleby.dead_letter where message_id = %s", [ids[2]])
-    conn.execute("alter table bartleby.dead_letter enable trigger user")
-    assert counts(conn) == {"dead": 5}
-    conn.execute("select bartleby.recount()")
-    adds_up(conn)
-    assert counts(conn) == {"dead": 2, "discarded": 2}
-    assert value(conn, "select deaths_by_hour from bartleby.groups") == hours
-
-
-def test_an_old_snapshot_adds_nothing_twice(conn: Connection, connect: Connect) -> None:
-    die(conn, 2)
-    late = connect(autocommit=False)
-    late.execute("set transaction isolation level repeatable read")
-    late.execute("select 1 from bartleby.queue")
-    tally(conn)
-    with pytest.raises(psycopg.errors.SerializationFailure):
-        tally(late)
-    late.rollback()
-    adds_up(conn)
-
-
-def test_a_worker_in_an_old_snapshot_counts_right_or_fails(conn: Connection, connect: Connect) -> None:
-    (sent,) = die(conn, fingerprint="f")
-    change(conn, "replay", sent)
-    claimed = claim(conn)
-    late = connect(autocommit=False)
-    late.execute("set transaction isolation level repeatable read")
-    late.execute("select 1 from bartleby.queue")
-    die(conn, fingerprint="g")
-    change(conn, "hold", sent)
-    with pytest.raises(psycopg.errors.SerializationFailure):
-        bury(late, claimed, fingerprint="g")
-    late.rollback()
-    bury(conn, claimed, fingerprint="g")
-    adds_up(conn)
-
-
-class TestCost:
-    """The hot statements use their indexes, whatever else there is."""
+class TestLockedGroups:
+    """An operator has locked a group: no session waits for it, and its events are emitted afterwards."""
 
     @pytest.fixture
-    def crowded(self, conn: Connection) -> Connection:
-        die(conn, fingerprint="f")
-        conn.execute(
-            "insert into bartleby.dead_letter (message_id, queue, status, status_at, reason, created_at,"
-            " first_failed_at, dead_at, attempts, crashes, cycle, worker, payload, fingerprint, group_id)"
-            " select 100000 + n, 1, (array['dead', 'resolved', 'discarded'])[n %% 3 + 1], now(), 'terminal', now(),"
-            " now(), now(), 1, 0, 1, 'w', jsonb_build_object('n', n), 'f', 1 from generate_series(1, %s::int) n",
-            [20_000],
-        )
-        conn.execute("analyze")
-        return conn
+    def janitor(self, connect: Connect) -> Connection:
+        session = connect(autocommit=False)
+        session.execute("set statement_timeout = '30s'")
+        session.commit()
+        return session
 
-    def test_burying(self, crowded: Connection) -> None:
-        send_count(crowded, 20)
-        claimed = claim(crowded, 20)
-        failures = Jsonb([{"position": each, "verdict": "dead", "fingerprint": "f"} for each in claimed.positions])
-        assert pages_read(crowded, "select bartleby.fail(%s, %s)", claimed.lease, failures) < 20 * 40
+    @pytest.fixture
+    def operator(self, connect: Connect) -> Connection:
+        return connect(autocommit=False)
 
-    def test_resolving(self, crowded: Connection) -> None:
-        ids = [die_of(crowded, number) for number in range(20)]
-        change(crowded, "replay", *ids)
-        claimed = claim(crowded, 20)
-        assert pages_read(crowded, "select bartleby.ack(%s)", claimed.lease) < 20 * 60
+    def hold(self, operator: Connection, fingerprint: str) -> None:
+        number = value(operator, "select id from bartleby.failure_group where fingerprint = %s", fingerprint)
+        operator.execute("select bartleby.acknowledge_group(%s, 'ann', 'looking')", [number])
 
-    @pytest.mark.parametrize("deed", ["discard", "hold", "replay"])
-    def test_deeds(self, crowded: Connection, deed: LiteralString) -> None:
-        ids = [100_002 + 3 * number for number in range(20)]
-        assert pages_read(crowded, f"select bartleby.{deed}(%s, 'ann', 'x')", ids) < 20 * 80
+    def emitted(self, conn: Connection, kind: str) -> list[tuple[str, int]]:
+        return [(each["fingerprint"], each["dead"]) for each in events(conn, f"group.{kind}")]
 
-    def test_counting(self, crowded: Connection) -> None:
-        while tally(crowded):
-            pass
-        assert pages_read(crowded, "select * from bartleby.queues") < 200
-        assert pages_read(crowded, "select * from bartleby.groups") < 200
-        assert row(crowded, "select dead from bartleby.queues")["dead"] > 6_000
+    def test_its_alarm_follows_those_of_others(
+        self, conn: Connection, operator: Connection, janitor: Connection
+    ) -> None:
+        for fingerprint in "ab":
+            die(conn, 9, fingerprint=fingerprint)
+        tally(conn)
+        self.hold(operator, "a")
+        for fingerprint in "ab":
+            die(conn, 3, fingerprint=fingerprint)
+        assert tally(janitor) == 1
+        janitor.commit()
+        assert self.emitted(conn, "escalated") == [("b", 12)]
+        assert counts(conn) == {"dead": 24}
+        assert tally(janitor) == 0
+        janitor.commit()
+        operator.commit()
+        tally(conn)
+        tally(conn)
+        assert self.emitted(conn, "escalated") == [("b", 12), ("a", 12)]
+        assert deltas(conn) == []
+        adds_up(conn)
 
-    def test_dying_again_by_the_thousand(self, conn: Connection) -> None:
-        """What the trigger does grows with the letters and not with their square."""
-        for kind in ("hashjoin", "mergejoin"):  # as for whoever tells of failures
-            conn.execute(f"set enable_{kind} = off".encode())
-        spent = [self.dying_again(conn, count) for count in (500, 10_000)]
-        assert spent[1] < 80 * spent[0], spent
+    def test_drained_event_follows(self, conn: Connection, operator: Connection, janitor: Connection) -> None:
+        ids = die(conn, 2, fingerprint="f")
+        tally(conn)
+        change(conn, "discard", *ids)
+        self.hold(operator, "f")
+        tally(janitor)
+        janitor.commit()
+        assert self.emitted(conn, "drained") == []
+        operator.commit()
+        tally(conn)
+        tally(conn)
+        assert self.emitted(conn, "drained") == [("f", 0)]
+        adds_up(conn)
 
-    def dying_again(self, conn: Connection, count: int) -> float:
-        """Milliseconds of the trigger for so many letters, the least of three times."""
-        conn.execute("delete from bartleby.dead_letter")
-        conn.execute(
-            "insert into bartleby.dead_letter (message_id, queue, status, status_at, reason, created_at,"
-            " first_failed_at, dead_at, attempts, crashes, cycle, worker, payload, fingerprint)"
-            " select nextval('bartleby.message_id'), 1, 'dead', now(), 'terminal', now(),"
-            " now(), now(), 1, 0, 1, 'w', '1', 'f' from generate_series(1, %s::int)",
-            [count],
-        )
-        spent = []
-        for _ in range(3):
-            found: Any = conn.execute(
-                "explain (analyze, format json) update bartleby.dead_letter"
-                " set cycle = cycle + 1, sequence = sequence + 1, dead_at = bartleby.clock()"
-            ).fetchone()
-            (trigger,) = found[0][0]["Triggers"]
-            assert trigger["Trigger Name"] == "letters_changed"
-            spent.append(float(trigger["Time"]))
-        return min(spent)
+    def test_operator_with_two_groups_does_not_deadlock(
+        self, conn: Connection, operator: Connection, janitor: Connection
+    ) -> None:
+        """The tally has told the second group its news, and does not wait for the first."""
+        die(conn, 9, fingerprint="a")
+        die(conn, fingerprint="b", worker_version="1")
+        tally(conn)
+        self.hold(operator, "b")
+        die(conn, fingerprint="b", worker_version="2")
+        operator.commit()
+        die(conn, 3, fingerprint="a")
+        self.hold(operator, "a")
+        tally(janitor)
+        with waiting(conn, operator, lambda conn: self.hold(conn, "b"), for_whom=janitor) as second:
+            janitor.commit()
+            second.result()
+        operator.commit()
+        tally(conn)
+        assert self.emitted(conn, "escalated") == [("a", 12)]
+        assert value(conn, "select seen_versions from bartleby.failure_group where fingerprint = 'b'") == ["1", "2"]
+
+    def test_tally_until_nothing_is_left_ends(
+        self, conn: Connection, operator: Connection, janitor: Connection
+    ) -> None:
+        die(conn, fingerprint="f", worker_version="1")
+        self.hold(operator, "f")
+        for version in range(2, 11):
+            die(conn, fingerprint="f", worker_version=str(version))
+        done: list[int] = []
+        while not done or done[-1] > 0:
+            done.append(tally(janitor))
+            janitor.commit()
+            assert len(done) < 10, done
+        assert self.emitted(conn, "escalated") == []
+        assert value(conn, "select count(*) from bartleby.group_news") == 9
+        operator.commit()
+        tally(conn)
+        assert self.emitted(conn, "escalated") == [("f", 10)]
+        assert rows(conn, "select * from bartleby.group_news") == []
+        seen = value(conn, "select seen_versions from bartleby.failure_group")
+        assert seen == [str(version) for version in range(1, 11)]
+        adds_up(conn)
+
+    def test_recount_waits_for_no_operator(self, conn: Connection, operator: Connection, janitor: Connection) -> None:
+        die(conn, 12, fingerprint="f")
+        self.hold(operator, "f")
+        janitor.execute("select bartleby.recount()")
+        janitor.commit()
+        operator.commit()
+        tally(conn)
+        assert self.emitted(conn, "escalated") == [("f", 12)]
+        adds_up(conn)
