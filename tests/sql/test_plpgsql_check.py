@@ -1,7 +1,4 @@
-"""plpgsql_check, where the system has it: every function is compiled against the tables as they are.
-
-With pgmq, since some functions call those that are there only beside it.
-"""
+"""plpgsql_check, where the system has it: compiles every function against the tables, with pgmq beside them."""
 
 import shutil
 import tempfile
