@@ -131,12 +131,9 @@ class TestOpening:
             opened | {"data": {"cause": "ConnectionRefusedError: 10.0.0.1"}}
         ]
         assert claim(conn, queue="other").payloads == [1], "each queue has its own breaker"
-        assert stats(conn, "other")["breaker"] == "closed"
-
-    def test_endless_cause_is_cut(self, conn: Connection) -> None:
-        open_breaker(conn, "x" * 1_000_000)
-        assert len(stats(conn)["breaker_cause"]) == 1000
-        assert value(conn, "select length(data ->> 'cause') from bartleby.events") == 1000
+        conn.execute("select bartleby.open_breaker('other', %s, '0')", ["x" * 1_000_000])
+        assert len(stats(conn, "other")["breaker_cause"]) == 1000
+        assert value(conn, "select length(data ->> 'cause') from bartleby.events where queue = 'other'") == 1000
 
     def test_bad_evidence_and_bad_modes_are_refused(self, conn: Connection) -> None:
         for cause, over in ((None, "1 s"), ("", "1 s"), ("  ", "1 s"), ("c", None), ("c", "-1 s")):
@@ -303,18 +300,14 @@ class TestProbes:
         ack(conn, work.lease)
         assert len(claim(conn, 9).messages) == 1
 
-    def test_clock_set_back_does_not_put_off_the_next(self, conn: Connection, clock: Clock) -> None:
-        stormy(conn)
-        clock.advance(-3600)
-        assert len(claim(conn, 9).messages) == 1
-
-    def test_paused_queue_has_no_probes(self, conn: Connection, clock: Clock) -> None:
+    def test_pause_stops_probes_and_a_clock_set_back_does_not(self, conn: Connection, clock: Clock) -> None:
         stormy(conn)
         conn.execute("select bartleby.pause_queue('q')")
         clock.advance(100)
         assert (claim(conn).messages, state(conn)) == ([], "open")
         conn.execute("select bartleby.resume_queue('q')")
-        assert len(claim(conn, 100).messages) == 1
+        clock.advance(-3600)
+        assert len(claim(conn, 9).messages) == 1
 
     def test_only_leases_granted_while_it_is_open_are_probes(self, conn: Connection, clock: Clock) -> None:
         send_count(conn, 7)
@@ -467,15 +460,13 @@ class TestOperators:
         assert len(claim(conn, 9).messages) == 3
         assert events(conn) == ["opened", "closed"]
 
-    def test_open_one_can_be_forced_without_a_second_opening(self, conn: Connection, clock: Clock) -> None:
+    def test_open_or_disabled_one_can_be_forced(self, conn: Connection, clock: Clock) -> None:
         stormy(conn)
         assert force_breaker(conn)
         clock.advance(100)
         assert (state(conn), claim(conn).messages, events(conn)) == ("forced", [], ["opened"])
         close_breaker(conn)
         assert events(conn) == ["opened", "closed"]
-
-    def test_disabled_one_can_be_forced_and_stays_so(self, conn: Connection) -> None:
         create(conn, "q", breaker="off")
         force_breaker(conn)
         create(conn, "q", breaker="off")

@@ -286,31 +286,6 @@ def test_queue_of_an_operator_works_for_the_other_roles(conn: Connection) -> Non
     assert column(conn, "select name from bartleby.queue") == []
 
 
-def test_relay_can_do_all_of_its_work(conn: Connection) -> None:
-    create(conn)
-    put_sink(conn)
-    send_count(conn, 3)
-    fail_all(conn, claim(conn, 3), verdict="dead")
-    with acting_as(conn, "bartleby_relay"):
-        (queue,) = column(conn, "select queue from bartleby.sink_settings()")
-        claimed = claim(conn, 10, queue)
-        conn.execute("select bartleby.start(%s), bartleby.extend(%s, '1 minute')", [claimed.lease, [claimed.lease]])
-        documents = "select document ->> 'id' from bartleby.cloud_events('bus', %s::jsonb)"
-        published = column(conn, documents, json.dumps(claimed.payloads))
-        assert len(published) == 4
-        assert value(conn, "select bartleby.report_sink('bus', 0, 1, 'not now')") == "degraded"
-        assert value(conn, "select bartleby.report_sink('bus', 3, 0, null)") == "recovered"
-        refusals = json.dumps([{"id": published[3], "error_type": "Refused", "error": "no", "worker": "w"}])
-        assert value(conn, "select bartleby.refuse_events('bus', %s::jsonb)", refusals) == 1
-        assert ack(conn, claimed.lease) == 2
-        expected = column(conn, "select id from bartleby.emitted('bus', '-infinity', 'infinity')")
-        assert set(published) < set(expected)
-        assert reap(conn) == []
-    assert rows(conn, "select refused, published, failures from bartleby.sinks") == [
-        {"refused": 1, "published": 3, "failures": 1}
-    ]
-
-
 @pytest.fixture
 def attacker(connect: Connect) -> Iterator[Connection]:
     """A session of a user with every role and a schema of their own, first in the search path."""
