@@ -1,13 +1,10 @@
 """Counts of letters: kept without counting, always right, and no session waits for them."""
 
-import threading
-from collections.abc import Callable
-
 import psycopg
 import pytest
 
 from tests.kit.clock import Clock
-from tests.kit.plans import adds_up, bury, change, die, events, kill_all, started, steps, work_all
+from tests.kit.plans import adds_up, bury, change, die, events, kill_all, started, steps
 from tests.kit.refusals import assert_refused
 from tests.kit.sql import (
     Connect,
@@ -16,7 +13,6 @@ from tests.kit.sql import (
     claim,
     column,
     create,
-    fail,
     rows,
     send_count,
     stats,
@@ -225,30 +221,6 @@ class TestAtOnce:
         assert value(conn, "select count(*) from bartleby.failure_group") == 0
         assert value(conn, "select count(*) from bartleby.letter_counts") == 0
 
-    def test_everything_at_once_adds_up(self, conn: Connection, connect: Connect) -> None:
-        """Workers, operators, tallies, plans and rules, each in a session of its own."""
-        for fingerprint in "abc":
-            die(conn, 20, fingerprint=fingerprint)
-        send_count(conn, 200)
-        started(conn, letters(conn), rate=200)
-        mistakes: list[BaseException] = []
-        threads = [
-            threading.Thread(target=repeat, args=(step, connect(), mistakes), daemon=True)
-            for step in (work, work, operate, change_rules, keep_up, keep_up)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
-        assert mistakes == []
-        assert not any(thread.is_alive() for thread in threads)
-        work_all(conn)
-        adds_up(conn)
-        for number in range(5):
-            keep_up(conn, number)
-        adds_up(conn)
-        assert rows(conn, "select * from bartleby.verify_audit()") == []
-
     def test_old_snapshot_adds_nothing_twice(self, conn: Connection, connect: Connect) -> None:
         (sent,) = die(conn, fingerprint="f")
         change(conn, "replay", sent)
@@ -268,52 +240,6 @@ class TestAtOnce:
         worker.rollback()
         bury(conn, claimed, fingerprint="g")
         adds_up(conn)
-
-
-def letters(conn: Connection) -> list[int]:
-    return column(conn, "select message_id from bartleby.dead_letters order by 1 limit 60")
-
-
-def repeat(step: Callable[[Connection, int], None], session: Connection, mistakes: list[BaseException]) -> None:
-    try:
-        for number in range(60):
-            if mistakes:
-                return
-            step(session, number)
-    except BaseException as error:  # noqa: BLE001 - the test looks at it
-        mistakes.append(error)
-
-
-def work(conn: Connection, number: int) -> None:
-    if not (claimed := claim(conn, 5)).messages:
-        return
-    failures = [
-        {"position": position, "verdict": "dead", "fingerprint": "abc"[(position + number) % 3],
-            "worker_version": str(number), "error_type": str(number % 7)}
-        for position in reversed(claimed.positions[1:])
-    ]  # fmt: skip
-    fail(conn, claimed.lease, *failures)
-    ack(conn, claimed.lease, claimed.positions[:1])
-
-
-def operate(conn: Connection, number: int) -> None:
-    verb = ("discard", "restore", "hold", "release", "replay")[number % 5]
-    change(conn, verb, *letters(conn)[number % 40 :: 7])
-
-
-def change_rules(conn: Connection, number: int) -> None:
-    a, b, c = column(conn, "select id from bartleby.groups order by id limit 3")
-    if number % 2:
-        for rule in column(conn, "select id from bartleby.group_rules"):
-            conn.execute("select bartleby.remove_rule(%s, 'ann', 'x')", [rule])
-    else:
-        conn.execute("select bartleby.merge_groups(%s, %s, 'ann', 'x')", ([a, c], b) if number % 4 else ([b], c))
-
-
-def keep_up(conn: Connection, number: int) -> None:
-    conn.execute("select bartleby.tally(7), bartleby.regroup(%s)", [number % 10 + 1])
-    conn.execute("select bartleby.prune()")
-    steps(conn, 10)
 
 
 class TestLockedGroups:

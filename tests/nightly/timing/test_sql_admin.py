@@ -1,13 +1,15 @@
-"""Costs of the SQL core beside the message path: counting letters, retention, upkeep, verifying the audit log."""
+"""Costs of counting letters, retention, upkeep and the audit log; and letters while everything happens at once."""
 
+import threading
+from collections.abc import Callable
 from typing import Any, LiteralString
 
 import pytest
 from psycopg.types.json import Jsonb
 
 from tests.kit.clock import move_clock
-from tests.kit.plans import change, die, die_of
-from tests.kit.sql import Connection, claim, column, create, pages_read, send_count, value
+from tests.kit.plans import adds_up, change, die, die_of, started, steps, work_all
+from tests.kit.sql import Connect, Connection, ack, claim, column, create, fail, pages_read, rows, send_count, value
 
 LETTERS = (
     "insert into bartleby.dead_letter (message_id, queue, status, status_at, reason, created_at, first_failed_at,"
@@ -21,6 +23,77 @@ LETTERS = (
 def conn(conn: Connection) -> Connection:
     create(conn, max_attempts=2, backoff="none")
     return conn
+
+
+def test_letters_add_up_after_everything_at_once(conn: Connection, connect: Connect) -> None:
+    """Workers, operators, tallies, plans and rules, each in a session of its own."""
+    for fingerprint in "abc":
+        die(conn, 20, fingerprint=fingerprint)
+    send_count(conn, 200)
+    started(conn, letters(conn), rate=200)
+    mistakes: list[BaseException] = []
+    threads = [
+        threading.Thread(target=repeat, args=(step, connect(), mistakes), daemon=True)
+        for step in (work, work, operate, change_rules, keep_up, keep_up)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert mistakes == []
+    assert not any(thread.is_alive() for thread in threads)
+    work_all(conn)
+    adds_up(conn)
+    for number in range(5):
+        keep_up(conn, number)
+    adds_up(conn)
+    assert rows(conn, "select * from bartleby.verify_audit()") == []
+
+
+def letters(conn: Connection) -> list[int]:
+    return column(conn, "select message_id from bartleby.dead_letters order by 1 limit 60")
+
+
+def repeat(step: Callable[[Connection, int], None], session: Connection, mistakes: list[BaseException]) -> None:
+    try:
+        for number in range(60):
+            if mistakes:
+                return
+            step(session, number)
+    except BaseException as error:  # noqa: BLE001 - the test looks at it
+        mistakes.append(error)
+
+
+def work(conn: Connection, number: int) -> None:
+    if not (claimed := claim(conn, 5)).messages:
+        return
+    failures = [
+        {"position": position, "verdict": "dead", "fingerprint": "abc"[(position + number) % 3],
+            "worker_version": str(number), "error_type": str(number % 7)}
+        for position in reversed(claimed.positions[1:])
+    ]  # fmt: skip
+    fail(conn, claimed.lease, *failures)
+    ack(conn, claimed.lease, claimed.positions[:1])
+
+
+def operate(conn: Connection, number: int) -> None:
+    verb = ("discard", "restore", "hold", "release", "replay")[number % 5]
+    change(conn, verb, *letters(conn)[number % 40 :: 7])
+
+
+def change_rules(conn: Connection, number: int) -> None:
+    a, b, c = column(conn, "select id from bartleby.groups order by id limit 3")
+    if number % 2:
+        for rule in column(conn, "select id from bartleby.group_rules"):
+            conn.execute("select bartleby.remove_rule(%s, 'ann', 'x')", [rule])
+    else:
+        conn.execute("select bartleby.merge_groups(%s, %s, 'ann', 'x')", ([a, c], b) if number % 4 else ([b], c))
+
+
+def keep_up(conn: Connection, number: int) -> None:
+    conn.execute("select bartleby.tally(7), bartleby.regroup(%s)", [number % 10 + 1])
+    conn.execute("select bartleby.prune()")
+    steps(conn, 10)
 
 
 class TestCounting:

@@ -43,7 +43,7 @@ MUTANTS = [
         "sql/roles.sql",
         "'{create_queue,pgmq_attach,",
         "'{record_audit,create_queue,pgmq_attach,",
-        AUDIT + "TestProtection::test_no_accident_and_no_role_can_change_or_lock_it",
+        "tests/sql/test_roles.py::test_each_role_has_exactly_its_rights",
     ),
     Mutant(
         "a clock set back makes every evidence old",
