@@ -9,7 +9,6 @@ import pytest
 
 from tests.kit.refusals import assert_refused
 from tests.kit.sql import (
-    ROLES,
     SQL,
     Connect,
     Connection,
@@ -429,35 +428,20 @@ class TestVerifying:
 class TestProtection:
     """No accident changes the log, and no role but the owner can."""
 
-    def test_no_accident_and_no_role_can_change_or_lock_it(self, conn: Connection) -> None:
+    def test_no_accident_changes_it_and_readers_may_verify_it(self, conn: Connection) -> None:
         write_lines(conn, 2)
-        for table in ("audit", "audit_head"):
-            for accident in ("delete from", "truncate"):
-                assert_refused(conn, "ZB008", "only ever added to", f"{accident} bartleby.{table}")
-        assert_refused(conn, "ZB008", "only ever added to", "update bartleby.audit set reason = '' where false")
-        for role in ROLES:
-            conn.execute(f"set role {role}".encode())
-            for attempt in (
-                "select bartleby.begin_audit('x', 'eve', 'x')",
-                "select bartleby.begin_queue_audit('eve', 'x')",
-                "select bartleby.record_audit('x', '{}', 'eve', 'x', null, null, null)",
-                "select bartleby.lock_audit()",
-                "select from bartleby.audit",
-                "select from bartleby.audit_head for update",
-                "insert into bartleby.audit select * from bartleby.audit",
-                "insert into bartleby.audit_log (id) values (1)",
-                "update bartleby.audit_log set actor = 'eve'",
-                "delete from bartleby.audit_log",
-                "update bartleby.audit_head set id = 0",
-                "select from bartleby.audit_log for share",
-                "lock table bartleby.audit in share mode",
-                "lock table bartleby.audit_log in share mode",
-            ):
-                assert_refused(conn, "42501", "denied", attempt)
-            if role in {"bartleby_reader", "bartleby_operator"}:
+        for accident in (
+            "delete from bartleby.audit", "truncate bartleby.audit", "delete from bartleby.audit_head",
+            "truncate bartleby.audit_head", "update bartleby.audit set reason = '' where false",
+        ):  # fmt: skip
+            assert_refused(conn, "ZB008", "only ever added to", accident)
+        for role in ("bartleby_reader", "bartleby_operator"):
+            with conn.transaction(force_rollback=True):
+                conn.execute(f"set local role {role}".encode())
                 assert len(lines(conn)) == 2
                 assert problems(conn, anchor_of(conn)) == []
-            conn.execute("reset role")
+                for lock in ("select from bartleby.audit_log for share", "lock table bartleby.audit in share mode"):
+                    assert_refused(conn, "42501", "denied", lock)
 
     def test_no_action_is_done_without_a_head(self, conn: Connection) -> None:
         create(conn)

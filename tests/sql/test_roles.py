@@ -155,29 +155,18 @@ MANAGING: Attempts = [
 EMITTED: Attempts = ["select * from bartleby.emitted('bus', '-infinity', 'infinity')"]
 RELAYING: Attempts = [relay]
 FORBIDDEN: Attempts = [
-    "update bartleby.worker set wanted = 'drain'",
-    "select hash from bartleby.token",
-    "update bartleby.token set role = 'admin'",
+    "select hash from bartleby.token", "update bartleby.token set role = 'admin'", "select * from bartleby.answer",
     "select bartleby.record_audit('letter.discard', '{}', 'me', 'because', null, null, null)",
-    "select * from bartleby.answer",
-    "select options from bartleby.sink",
-    "update bartleby.sink set options = '{}'",
-    "select * from bartleby.log",
-    "delete from bartleby.log",
-    "select * from bartleby.dead_letter",
-    "update bartleby.dead_letter set status = 'dead'",
-    "update bartleby.queue set paused = true",
-    "select bartleby.emit('t', 'q', '{}')",
-    "delete from bartleby.event",
-    "delete from bartleby.handled",
-    "update bartleby.breaker set next_probe_at = null",
-    "delete from bartleby.duty",
-    "select bartleby.decide(l, 'failed', '[]') from bartleby.lease l",
-    "select nextval('bartleby.positions_1')",
-    "select setval('bartleby.idle_1', 1)",
-    "create table bartleby.mine ()",
+    "select bartleby.lock_audit()", "update bartleby.audit_head set id = 0", "delete from bartleby.audit_log",
+    "select options from bartleby.sink", "update bartleby.sink set options = '{}'", "select * from bartleby.log",
+    "delete from bartleby.log", "select * from bartleby.dead_letter", "update bartleby.dead_letter set status = 'dead'",
+    "update bartleby.queue set paused = true", "select bartleby.end_pauses(now())", "delete from bartleby.event",
+    "select bartleby.emit('t', 'q', '{}')", "delete from bartleby.handled", "delete from bartleby.duty",
+    "update bartleby.breaker set next_probe_at = null", "update bartleby.worker set wanted = 'drain'",
+    "select bartleby.decide(l, 'failed', '[]') from bartleby.lease l", "select nextval('bartleby.positions_1')",
+    "select setval('bartleby.idle_1', 1)", "create table bartleby.mine ()",
     "create or replace function bartleby.version() returns text language sql as $$ select 'mine' $$",
-]
+]  # fmt: skip
 ALLOWED = {
     "bartleby_producer": [VERSION, SENDING],
     "bartleby_worker": [VERSION, SENDING, WORKING],
@@ -253,21 +242,9 @@ def can(conn: Connection, role: str, attempt: str | Callable[[Connection], objec
     return True
 
 
-def test_reader_sees_everything_but_the_secrets_of_sinks(conn: Connection) -> None:
-    create(conn)
-    send_count(conn, 3)
-    send(conn, 4, delay="1 hour")
-    fail_all(conn, claim(conn), verdict="dead", error_type="KeyError")
-    claim(conn)
+def test_reader_sees_no_secret_of_a_sink(conn: Connection) -> None:
     put_sink(conn, "bus", "nats", options={"password": "s3cr3t", "url": "nats://me:s3cr3t@bus.example"})
     with acting_as(conn, "bartleby_reader"):
-        states = column(conn, "select state from bartleby.messages where queue = 'q' order by message_id")
-        assert states == ["leased", "ready", "deferred"]
-        assert column(conn, "select error_type from bartleby.dead_letters") == ["KeyError"]
-        assert column(conn, "select verdict from bartleby.attempts") == ["dead"]
-        assert rows(conn, "select ready, leased, deferred, dead from bartleby.queues where name = 'q'") == [
-            {"ready": 1, "leased": 1, "deferred": 1, "dead": 1}
-        ]
         found = [rows(conn, "select * from bartleby.sinks"), rows(conn, "select * from bartleby.audit_log")]
         assert "bus.example" in str(found)
         assert "s3cr3t" not in str(found)

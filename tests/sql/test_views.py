@@ -147,10 +147,8 @@ def test_drift_names_every_change(conn: Connection) -> None:
     conn.execute("select bartleby.drop_queue('other')")
     assert drift() == {}
     for change, want in (
-        (
-            "create or replace function bartleby.version() returns text language sql as $$ select 'x' $$",
-            {"function version()": "changed"},
-        ),
+        ("create or replace function bartleby.version() returns text language sql as $$ select 'x' $$",
+            {"function version()": "changed"}),
         ("alter function bartleby.reap() security invoker", {"function reap()": "changed"}),
         ("alter function bartleby.reap() reset search_path", {"function reap()": "changed"}),
         ("drop function bartleby.segments()", {"function segments()": "missing"}),
@@ -159,21 +157,15 @@ def test_drift_names_every_change(conn: Connection) -> None:
         ("create index extra on bartleby.log_0 (key)", {"index extra": "added"}),
         ("alter table bartleby.queue add column note text", {"table queue": "changed"}),
         ("alter table bartleby.queue alter column lease drop not null", {"table queue": "changed"}),
-        (
-            "drop view bartleby.attempts; alter table bartleby.attempt alter column error type varchar",
-            {"table attempt": "changed", "view attempts": "missing"},
-        ),
-        (
-            "alter view bartleby.queues rename column ready to waiting",
-            {"view queues": "changed", "view sinks": "changed"},
-        ),
+        ("drop view bartleby.attempts; alter table bartleby.attempt alter column error type varchar",
+            {"table attempt": "changed", "view attempts": "missing"}),
+        ("alter view bartleby.queues rename column ready to waiting",
+            {"view queues": "changed", "view sinks": "changed"}),
         ("create table bartleby.mine ()", {"table mine": "added"}),
         ("create sequence bartleby.mine", {"sequence mine": "added"}),
-        (
-            "alter table bartleby.audit disable trigger audit_is_only_added_to",
-            {"trigger audit_is_only_added_to on audit": "changed"},
-        ),
-    ):
+        ("alter table bartleby.audit disable trigger audit_is_only_added_to",
+            {"trigger audit_is_only_added_to on audit": "changed"}),
+    ):  # fmt: skip
         with conn.transaction(force_rollback=True):
             conn.execute(change)
             assert drift() == want, change
