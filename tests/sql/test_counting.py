@@ -291,7 +291,7 @@ class TestLockedGroups:
     def test_operator_with_two_groups_does_not_deadlock(
         self, conn: Connection, operator: Connection, janitor: Connection
     ) -> None:
-        """The tally has told the second group its news, and does not wait for the first."""
+        """The tally has passed its news to the second group, and does not wait for the first."""
         die(conn, 9, fingerprint="a")
         die(conn, fingerprint="b", worker_version="1")
         tally(conn)

@@ -157,7 +157,7 @@ class TestRevoking:
         other = add(conn, "other")
         open_session(conn, "one", token=token)
         open_session(conn, "two", token=token)
-        kept = [open_session(conn, "three", token=other, name="other"), open_session(conn, "four", name="somebody")]
+        kept = [open_session(conn, "three", token=other, name="other"), open_session(conn, "four", name="ben")]
         revoke(conn, token)
         assert (find(conn), find(conn, "one"), find(conn, "two")) == (None, None, None)
         assert ids(conn) == [other, *kept]
@@ -267,7 +267,7 @@ class TestSessions:
 
     def test_it_ends_no_later_than_its_credential(self, conn: Connection, clock: Clock) -> None:
         short = add(conn, "short", expires=in_(conn, 600))
-        open_session(conn, "one", name="somebody")
+        open_session(conn, "one", name="ben")
         open_session(conn, "two", token=short, name="short")
         open_session(conn, "three", token=short, name="short", until=None)
         clock.advance(601)
@@ -408,7 +408,7 @@ class TestForgetting:
         lasting = add(conn, "lasting")
         add(conn, expires=in_(conn, 600))
         add_password(conn, expires=in_(conn, 600))
-        open_session(conn, name="somebody")
+        open_session(conn, name="ben")
         assert self.prune(conn) == {"credentials": 0, "answers": 0}
         clock.advance(601)
         assert self.prune(conn)["credentials"] == 2
