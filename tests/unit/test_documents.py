@@ -1,12 +1,17 @@
-"""Documents as people look at them: every digit, no secrets, and what differs."""
+"""JSON and CSV shown to people: every digit kept, secrets hidden, no terminal escapes, no formulas, differences."""
 
+import csv
+import io
 import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bartleby.documents import HIDDEN, Difference, Number, Redaction, differences, parsed, written
+from bartleby.evidence import AuditLine
+from bartleby.surfaces import shapes
 
 NUMBERS = ["0", "-0", "1e400", "1E-400", "0.1000000000000000000000000001", "9" * 5000, "-1.50"]
 TREES = st.recursive(
@@ -14,87 +19,124 @@ TREES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
+AT = datetime(2026, 11, 14, 3, 0, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_a_number_keeps_its_digits(number: str) -> None:
-    assert written(parsed(f'{{"a": [{number}]}}')) == f'{{"a": [{number}]}}'
-    assert Redaction().document(f"[{number}]").text == f"[{number}]"
-
-
-@given(TREES)
-def test_what_is_written_is_read_again(tree: object) -> None:
-    for text in (written(tree), written(tree, 2)):
-        assert written(parsed(text)) == written(tree)
-        json.loads(text, parse_int=str, parse_float=str)
-
-
-def test_a_document_is_indented_with_a_line_for_each_value() -> None:
+def test_numbers_keep_their_digits_and_indentation_has_a_line_for_each_value() -> None:
+    for number in NUMBERS:
+        assert written(parsed(f'{{"a": [{number}]}}')) == f'{{"a": [{number}]}}'
+        assert Redaction().document(f"[{number}]").text == f"[{number}]"
     assert written(parsed('{"a": [1, {}], "b": []}'), 2) == '{\n  "a": [\n    1,\n    {}\n  ],\n  "b": []\n}'
 
 
-class TestRedaction:
-    @pytest.mark.parametrize(
-        ("raw", "text", "hidden"),
-        [
-            ('{"password": "x"}', '{"password": "***"}', ["password"]),
-            ('{"a": [{"api_key": 12}]}', '{"a": [{"api_key": "***"}]}', ["a[0].api_key"]),
-            ('{"Authorization": {"a": 1}}', '{"Authorization": "***"}', ["Authorization"]),
-            ('{"password": null, "token": ""}', '{"password": null, "token": ""}', []),
-            ('{"note": "password=x y"}', '{"note": "password=*** y"}', ["note"]),
-            ('["Bearer abcdef123456"]', '["Bearer ***"]', ["[0]"]),
-            ('"postgresql://ana:x@host/db"', '"postgresql://ana:***@host/db"', [""]),
-            ('{"n": [4111111111111111]}', '{"n": ["***"]}', ["n[0]"]),
-            ('{"n": -5500005555555559}', '{"n": "***"}', ["n"]),
-            ("[4111111111111112, 4111111111111111.0]", "[4111111111111112, 4111111111111111.0]", []),
-            ('{"n": 1, "t": true, "v": null}', '{"n": 1, "t": true, "v": null}', []),
-        ],
-    )
-    def test_secrets_are_hidden_where_they_stand(self, raw: str, text: str, hidden: list[str]) -> None:
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(TREES)
+def test_written_documents_are_read_again_and_hide_secrets(tree: object) -> None:
+    for text in (written(tree), written(tree, 2)):
+        assert written(parsed(text)) == written(tree)
+        json.loads(text, parse_int=str, parse_float=str)
+    raw = written({"x": tree, "password": {"deep": tree}, "list": [{"token": "swordfish"}]})
+    found = Redaction().document(raw)
+    assert "swordfish" not in found.text
+    assert json.loads(found.text, parse_int=str, parse_float=str)["password"] == HIDDEN
+
+
+def test_secrets_are_hidden_and_their_paths_listed() -> None:
+    for raw, text, hidden in (
+        ('{"password": "x"}', '{"password": "***"}', ["password"]),
+        ('{"a": [{"api_key": 12}]}', '{"a": [{"api_key": "***"}]}', ["a[0].api_key"]),
+        ('{"Authorization": {"a": 1}}', '{"Authorization": "***"}', ["Authorization"]),
+        ('{"password": null, "token": ""}', '{"password": null, "token": ""}', []),
+        ('{"note": "password=x y"}', '{"note": "password=*** y"}', ["note"]),
+        ('["Bearer abcdef123456"]', '["Bearer ***"]', ["[0]"]),
+        ('"postgresql://ana:x@host/db"', '"postgresql://ana:***@host/db"', [""]),
+        ('{"n": [4111111111111111]}', '{"n": ["***"]}', ["n[0]"]),
+        ('{"n": -5500005555555559}', '{"n": "***"}', ["n"]),
+        ("[4111111111111112, 4111111111111111.0]", "[4111111111111112, 4111111111111111.0]", []),
+        ('{"n": 1, "t": true, "v": null}', '{"n": 1, "t": true, "v": null}', []),
+    ):
         found = Redaction().document(raw)
-        assert (found.text, list(found.hidden)) == (text, hidden)
+        assert (found.text, list(found.hidden)) == (text, hidden), raw
+    assert "swordfish" not in Redaction().document('{"password=swordfish": 1}').text
 
-    def test_a_name_that_has_a_secret_in_it_does_not_tell_it(self) -> None:
-        assert "swordfish" not in Redaction().document('{"password=swordfish": 1}').text
 
-    def test_further_names_are_hidden_whatever_their_case_and_punctuation(self) -> None:
-        redaction = Redaction(["e-mail", "Home Address"])
-        found = redaction.document('{"EMail": "a@b", "home_address": [1], "emails": "c"}')
-        assert found.text == '{"EMail": "***", "home_address": "***", "emails": "c"}'
+def test_configured_names_and_patterns_are_hidden() -> None:
+    found = Redaction(["e-mail", "Home Address"]).document('{"EMail": "a@b", "home_address": [1], "emails": "c"}')
+    assert found.text == '{"EMail": "***", "home_address": "***", "emails": "c"}'
+    assert Redaction(patterns=[r"cust-\d+"]).document('["of cust-17"]').text == '["of ***"]'
+    assert Redaction(patterns=[r"^77\d+$"]).document("[7712, 12]").text == '["***", 12]'
 
-    def test_further_patterns_are_hidden_inside_of_texts(self) -> None:
-        assert Redaction(patterns=[r"cust-\d+"]).document('["of cust-17"]').text == '["of ***"]'
-        assert Redaction(patterns=[r"^77\d+$"]).document("[7712, 12]").text == '["***", 12]'
 
-    @pytest.mark.parametrize("raw", ["[" * 100_000 + "]" * 100_000, "{", ""])
-    def test_what_cannot_be_taken_apart_is_hidden_whole(self, raw: str) -> None:
+def test_document_that_cannot_be_parsed_is_hidden_whole() -> None:
+    for raw in ("[" * 100_000 + "]" * 100_000, "{", ""):
         found = Redaction().document(raw)
         assert json.loads(found.text).startswith(HIDDEN)
         assert found.hidden == ("",)
 
-    @given(TREES)
-    def test_no_value_of_a_secret_name_stays(self, tree: object) -> None:
-        raw = written({"x": tree, "password": {"deep": tree}, "list": [{"token": "swordfish"}]})
-        found = Redaction().document(raw)
-        assert "swordfish" not in found.text
-        assert json.loads(found.text, parse_int=str, parse_float=str)["password"] == HIDDEN
+
+def test_differences_name_each_path_with_both_values() -> None:
+    for before, after, found in (
+        ('{"a": 1}', '{"a": 1}', []),
+        ('{"a": 1}', '{"a": 1.0}', [Difference("a", "1", "1.0")]),
+        ('{"a": 1}', '{"a": "1"}', [Difference("a", "1", '"1"')]),
+        ('{"a": 1}', '{"b": 1}', [Difference("a", "1", None), Difference("b", None, "1")]),
+        ('{"a": [1, 2]}', '{"a": [1]}', [Difference("a[1]", "2", None)]),
+        ("[1]", '{"a": 1}', [Difference("", "[1]", '{"a": 1}')]),
+        ('{"a": {"b": null}}', '{"a": {"b": false}}', [Difference("a.b", "null", "false")]),
+        (None, "1", []),
+        ("1", None, []),
+        ("{", "1", []),
+    ):
+        assert differences(before, after) == found, (before, after)
 
 
-class TestDifferences:
-    @pytest.mark.parametrize(
-        ("before", "after", "found"),
-        [
-            ('{"a": 1}', '{"a": 1}', []),
-            ('{"a": 1}', '{"a": 1.0}', [Difference("a", "1", "1.0")]),
-            ('{"a": 1}', '{"a": "1"}', [Difference("a", "1", '"1"')]),
-            ('{"a": 1}', '{"b": 1}', [Difference("a", "1", None), Difference("b", None, "1")]),
-            ('{"a": [1, 2]}', '{"a": [1]}', [Difference("a[1]", "2", None)]),
-            ("[1]", '{"a": 1}', [Difference("", "[1]", '{"a": 1}')]),
-            ('{"a": {"b": null}}', '{"a": {"b": false}}', [Difference("a.b", "null", "false")]),
-        ],
+@dataclass(frozen=True, slots=True)
+class Record:
+    name: str
+    raw: str | None = field(repr=False)
+    raw_headers: str | None
+    raw_history: str
+    at: datetime
+    wait: timedelta
+
+
+def record(raw: str | None, name: str = "x") -> Record:
+    return Record(name, raw, None, "[]", AT, timedelta(seconds=1.5))
+
+
+def test_record_as_json_has_public_names_and_documents_as_they_are() -> None:
+    assert json.loads(shapes.text(record('{"a": 1}'))) == {
+        "name": "x", "payload": {"a": 1}, "headers": None, "failure_history": [], "at": "2026-11-14T03:00:00+00:00",
+        "wait": 1.5,
+    }  # fmt: skip
+    for number in ("1e400", "9" * 5000, "0.10000000000000000000001", "-0.0"):
+        assert f'"payload": {number},' in shapes.text([record(number), record("2")])
+        assert f'"payload": {number},' in shapes.text({"deep": [record(number)]}, indent=2)
+    assert json.loads(shapes.text(record("1", name="\\u00000")))["name"] == "\\u00000", "it looks like a placeholder"
+
+
+def test_json_contains_no_terminal_escapes_and_loses_nothing() -> None:
+    for hostile in ("\x1b[2J", "\x9b2J", "\u202eevil", "\u2028", "\x7f", "\U000e0001", "\r\n"):
+        document = json.dumps({"a": hostile}, ensure_ascii=False)
+        for indent in (None, 2):
+            made = shapes.text(record(document, name=hostile), indent)
+            assert made.replace("\n", "").isprintable(), ascii(hostile)
+            assert (json.loads(made)["name"], json.loads(made)["payload"]) == (hostile, {"a": hostile})
+
+
+def test_infinity_is_written_as_text() -> None:
+    line = AuditLine(
+        1, AT, "ana", "postgres", "group.split", {"n": float("inf")}, None, None, None, [float("-inf")], "0"
     )
-    def test_each_place_that_differs_is_told(self, before: str, after: str, found: list[Difference]) -> None:
-        assert differences(before, after) == found
+    found = json.loads(shapes.text({"line": line, "record": record("1e400")}), parse_float=str)
+    assert (found["line"]["subject"], found["line"]["after"]) == ({"n": "inf"}, ["-inf"])
+    assert found["record"]["payload"] == "1e400"
 
-    def test_what_is_missing_or_cannot_be_taken_apart_differs_in_nothing(self) -> None:
-        assert differences(None, "1") == differences("1", None) == differences("{", "1") == []
+
+def test_csv_cell_is_never_a_formula() -> None:
+    for text in ("=1+1", "+1", "-1", "@x", "\tx", "\rx", "＝1", "－1"):  # noqa: RUF001 - spreadsheets take these too
+        cell = shapes._cell(text)
+        assert cell.startswith("'"), text
+        (row,) = csv.reader(io.StringIO(shapes.csv_line([cell, "b"]), newline=""))
+        assert row == [cell, "b"]
+    assert shapes._cell(-1) == "-1"

@@ -1,5 +1,6 @@
-"""Fingerprints: one for each bug, whatever message, deployment or line number it struck."""
+"""Fingerprints: one for each bug, independent of message, deployment and line number."""
 
+import itertools
 import random
 import string
 import uuid
@@ -65,7 +66,7 @@ def evidence(recorder: Recorder, function: Callable[..., Any], *arguments: objec
     raise AssertionError("no bug struck")
 
 
-def test_three_bugs_that_strike_two_thousand_times_each_are_three() -> None:
+def test_a_bug_has_one_fingerprint_in_every_deployment_and_message() -> None:
     chance = random.Random(7)
     folders = [
         "/srv/shop",
@@ -77,7 +78,7 @@ def test_three_bugs_that_strike_two_thousand_times_each_are_three() -> None:
     deployments = [deployed(shift, folder) for shift, folder in zip((0, 1, 40, 977, 3), folders, strict=True)]
     recorders = [Recorder(), Recorder()]
     found = {name: set[str]() for name in NAMES}
-    for _ in range(2000):
+    for _ in range(300):
         for name in NAMES:
             token = chance.choice([str(uuid.UUID(int=chance.getrandbits(128))), "".join(chance.choices("abcdef", k=8))])
             bug = chance.choice(deployments)[name]
@@ -111,7 +112,7 @@ FAMILIES = [by_type, by_message, by_frames, by_cause]
 """
 
 
-def test_twenty_bugs_are_twenty() -> None:
+def test_twenty_bugs_have_twenty_fingerprints() -> None:
     scope: dict[str, Any] = {"__name__": "shop.bugs"}
     exec(compile(TWENTY, "/srv/shop/bugs.py", "exec"), scope)  # noqa: S102 - made for this test
     recorder = Recorder()
@@ -119,17 +120,14 @@ def test_twenty_bugs_are_twenty() -> None:
     assert len(set(found)) == 20
 
 
-def test_a_fingerprint_is_versioned_and_the_same_in_every_process() -> None:
+def test_fingerprint_is_versioned_stable_and_depends_on_the_queue() -> None:
     assert fingerprint("orders", [("KeyError", ("shop:handle",))], ["*"]) == "1:9794ef88ce1afd05cea51b7db3eddae1"
-
-
-def test_queues_do_not_share_groups() -> None:
     bug = deployed(0, "/srv")["missing_order"]
     recorder = Recorder()
     assert evidence(recorder, bug, 1, "") != evidence(recorder, bug, 1, "", queue="letters")
 
 
-def test_how_deep_a_recursion_went_makes_no_difference() -> None:
+def test_depth_of_recursion_makes_no_difference() -> None:
     scope: dict[str, Any] = {"__name__": "shop.tree"}
     exec(  # noqa: S102 - made for this test
         "def walk(n):\n    return step(n - 1) if n else 1 // 0\ndef step(n):\n    return walk(n)", scope
@@ -138,7 +136,7 @@ def test_how_deep_a_recursion_went_makes_no_difference() -> None:
     assert len({evidence(recorder, scope["walk"], depth) for depth in (1, 2, 3, 50, 200)}) == 1
 
 
-def test_how_often_an_error_was_wrapped_in_its_like_makes_no_difference() -> None:
+def test_repeated_wrapping_makes_no_difference() -> None:
     def wrapped(times: int) -> None:
         error: Exception = KeyError("root")
         for _ in range(times):
@@ -151,10 +149,10 @@ def test_how_often_an_error_was_wrapped_in_its_like_makes_no_difference() -> Non
     assert len({evidence(recorder, wrapped, times) for times in (2, 3, 5)}) == 1
 
 
-@pytest.mark.parametrize("application", [(), ("bartleby",), ("bartleby.demo",)])
-def test_handlers_inside_bartleby_have_groups_too(application: tuple[str, ...]) -> None:
+def test_handlers_inside_bartleby_have_fingerprints_of_their_own() -> None:
+    applications = ((), ("bartleby",), ("bartleby.demo",))
     found = set()
-    for name in ("one", "two"):
+    for application, name in itertools.product(applications, ("one", "two")):
         scope: dict[str, Any] = {"__name__": "bartleby.demo.handlers"}
         code = f"def {name}(): raise ValueError('same')"
         exec(compile(code, f"{Path(frames.__file__).parent}/demo/handlers.py", "exec"), scope)  # noqa: S102 - made for this test
@@ -162,11 +160,12 @@ def test_handlers_inside_bartleby_have_groups_too(application: tuple[str, ...]) 
             scope[name]()
         assert raised.value.__traceback__ is not None
         without_the_test = raised.value.with_traceback(raised.value.__traceback__.tb_next)
-        found.add(Recorder(application=application).evidence("q", without_the_test).fingerprint)
-    assert len(found) == 2
+        fingerprint_of_it = Recorder(application=application).evidence("q", without_the_test).fingerprint
+        found.add((application, fingerprint_of_it))
+    assert len(found) == 6
 
 
-def test_which_members_of_a_group_came_first_makes_no_difference() -> None:
+def test_order_of_the_members_of_a_group_makes_no_difference() -> None:
     def failing(*errors: Exception) -> None:
         raise ExceptionGroup("unhandled errors in a TaskGroup", list(errors))
 
@@ -179,7 +178,7 @@ def test_which_members_of_a_group_came_first_makes_no_difference() -> None:
     assert evidence(recorder, failing, one) not in same
 
 
-def test_code_of_libraries_may_move_without_making_a_new_bug() -> None:
+def test_refactoring_of_a_library_makes_no_difference() -> None:
     found = set()
     for body in ("def dumps(x): return _dumps(x)\ndef _dumps(x): raise TypeError('no JSON')",
                  "def dumps(x): raise TypeError('no JSON')"):  # fmt: skip
@@ -191,7 +190,7 @@ def test_code_of_libraries_may_move_without_making_a_new_bug() -> None:
     assert len(found) == 1
 
 
-def test_only_the_last_frames_count() -> None:
+def test_only_the_last_eight_frames_count() -> None:
     assert path_of([f"m:f{number}" for number in range(20)]) == tuple(f"m:f{number}" for number in range(12, 20))
 
 
@@ -307,7 +306,7 @@ MESSAGES: list[tuple[str, Callable[[], str]]] = [
 ]  # fmt: skip
 
 
-def test_real_messages_neither_split_nor_merge() -> None:
+def test_realistic_messages_neither_split_nor_merge() -> None:
     owners: dict[tuple[str, str], set[int]] = {}
     split = []
     for place, (kind, message) in enumerate(MESSAGES):
@@ -321,30 +320,24 @@ def test_real_messages_neither_split_nor_merge() -> None:
     assert [text for text, places in owners.items() if len(places) > 1] == []
 
 
-def test_what_cannot_be_told_from_words_is_not_guessed() -> None:
-    assert normalised("tenant acme is unknown", "LookupError") != normalised(
-        "tenant umbrella is unknown", "LookupError"
-    )
+def test_hex_ids_are_normalised_and_words_are_not() -> None:
+    expected = normalised("order 12345678 of ana", "KeyError")
+    for word in ("bfecfddbdb", "ABCDEFAB", "deadbeefcafebabe", "7f3a9c0d"):
+        assert normalised(f"order {word} of ana", "KeyError") == expected, word
+    for word in ("facade", "decade", "feedback", "deadbee"):
+        assert normalised(f"the {word} is gone", "KeyError") == f"the {word} is gone"
+    kinds = {normalised(f"tenant {name} is unknown", "LookupError") for name in ("acme", "umbrella")}
+    assert len(kinds) == 2, "a name that looks like a word is kept"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a:" * 5000, "/a" * 5000, "'" * 5000, '"\\' * 5000, "a@" * 5000, "a." * 5000 + "@", "1a " * 4000, "Mon " * 4000,
-        "Jan * " * 2000, "-" * 9000, "f" * 9000, "fe:" * 3000, "* " * 4000, "x" * 50_000_000, "\n" * 9000, "a_B" * 3000,
-        "`" * 999 + "1", "\u201c" * 5000, "*, and " * 2000, "://" * 3000,
-    ],
-    ids=lambda text: repr(text[:6]),
-)  # fmt: skip
-def test_no_text_takes_long(text: str, stopwatch: Callable[[Callable[[], object]], float]) -> None:
-    assert stopwatch(lambda: normalised(text, "ValueError")) < 0.05
+REPEATED = [
+    "a:" * 5000, "/a" * 5000, "'" * 5000, '"\\' * 5000, "a@" * 5000, "a." * 5000 + "@", "1a " * 4000, "Mon " * 4000,
+    "Jan * " * 2000, "-" * 9000, "f" * 9000, "fe:" * 3000, "* " * 4000, "x" * 50_000_000, "\n" * 9000, "a_B" * 3000,
+    "`" * 999 + "1", "\u201c" * 5000, "*, and " * 2000, "://" * 3000,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("word", ["bfecfddbdb", "ABCDEFAB", "deadbeefcafebabe", "7f3a9c0d"])
-def test_a_hex_id_is_one_though_it_has_no_digit(word: str) -> None:
-    assert normalised(f"order {word} of ana", "KeyError") == normalised("order 12345678 of ana", "KeyError")
-
-
-@pytest.mark.parametrize("word", ["facade", "decade", "feedback", "deadbee"])
-def test_a_word_is_a_word(word: str) -> None:
-    assert normalised(f"the {word} is gone", "KeyError") == f"the {word} is gone"
+def test_normalising_a_long_repetition_ends() -> None:
+    """A pattern that backtracks would run into the timeout of the suite."""
+    for text in REPEATED:
+        assert len(normalised(text, "ValueError")) < 5000, text[:6]

@@ -1,44 +1,38 @@
-"""Lanes of coroutines without a database: how much they take, in which order, and that nothing is ever left over."""
+"""Lanes without a database: how much they claim, in which order they run, and that no slot or message is lost."""
 
 import asyncio
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from bartleby import Message
+from bartleby import Message, Snooze, lanes, threads
 from bartleby.execute import Executor, Failed, Released, Settlement
 from bartleby.failure import Recorder
 from bartleby.handlers import handler
 from bartleby.held import Backlog, Held
-from bartleby.lanes import CANCELLED, CoroutineLane, Pace
+from bartleby.lanes import CANCELLED, CoroutineLane, Lane, Pace
 from bartleby.message import LeaseId, MessageId, Position
+from bartleby.threads import ThreadLane
+
+AT = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def messages(count: int, first: int = 1) -> list[Message]:
-    moment = datetime(2024, 1, 1, tzinfo=UTC)
     return [
         Message(
-            MessageId(number),
-            "orders",
-            LeaseId(7),
-            Position(number),
-            1,
-            str(number),
-            None,
-            None,
-            None,
-            moment,
-            solo=False,
+            MessageId(number), "orders", LeaseId(7), Position(number), 1, str(number), None, None, None, AT, solo=False
         )
         for number in range(first, first + count)
     ]
 
 
 class Collected:
-    """Where a lane hands over what became of its messages."""
+    """The settlements that a lane hands over."""
 
     def __init__(self) -> None:
         self.settled: list[tuple[int, Settlement]] = []
@@ -51,13 +45,23 @@ class Collected:
         return [message_id for message_id, _ in self.settled]
 
     async def wait(self, count: int) -> None:
-        deadline = time.monotonic() + 30
-        while len(self.settled) < count:
-            assert time.monotonic() < deadline, f"{len(self.settled)} of {count}"
-            await asyncio.sleep(0.001)
+        await until(lambda: len(self.settled) >= count)
 
 
-def lease(size: int, number: int = 7, length: float = 60) -> Held:
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "the condition was not met"
+        await asyncio.sleep(0.001)
+
+
+async def loop_turns(count: int = 50) -> None:
+    """Let the event loop run everything that is ready, several times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def lease(size: int, number: int = 7, length: float = 3600) -> Held:
     return Held(LeaseId(number), "orders", size, length, time.monotonic(), solo=False, backlog=Backlog())
 
 
@@ -69,51 +73,35 @@ def lane_of(
     return CoroutineLane(executor, concurrency, batch, collected), collected
 
 
-async def all_run(lane: CoroutineLane, count: int) -> None:
-    """Wait until so many messages are with handlers."""
-    async with asyncio.timeout(30):
-        while lane.running < count:  # noqa: ASYNC110 - lanes tell nobody
-            await asyncio.sleep(0)
+async def all_run(lane: Lane, count: int) -> None:
+    """Wait until this many messages are with handlers."""
+    await until(lambda: lane.running >= count)
 
 
 async def nothing(message: Message) -> None: ...
 
 
-async def test_every_message_is_settled_once_and_in_order_if_nothing_waits() -> None:
+async def test_every_message_is_settled_once_and_in_order_if_no_handler_waits() -> None:
     lane, collected = lane_of(nothing, concurrency=1)
     lane.put(lease(1000), messages(1000))
     await collected.wait(1000)
     assert collected.ids == list(range(1, 1001))
     assert lane.running == 0
+    assert lane._seconds is not None
 
 
-async def test_room_is_the_concurrency_before_anything_is_known() -> None:
-    lane, _ = lane_of(nothing, concurrency=7)
-    assert lane.room() == 7
-
-
-async def test_room_grows_for_quick_handlers_and_is_bounded_by_a_claim() -> None:
-    lane, collected = lane_of(nothing, concurrency=10, batch=500)
-    lane.put(lease(200), messages(200))  # enough to forget one that had to wait for the processor
-    await collected.wait(200)
-    assert lane.room() == 500
-
-
-async def test_room_stays_small_for_slow_handlers() -> None:
-    async def slow(message: Message) -> None:
-        await asyncio.sleep(0.3)
-
-    lane, collected = lane_of(slow, concurrency=4)
-    lane.put(lease(4), messages(4))
-    await collected.wait(4)
-    assert 4 <= lane.room() <= 8
-
-
-async def test_room_of_a_paced_handler_is_a_second_of_work() -> None:
-    lane, collected = lane_of(nothing, concurrency=100, rate=20)
-    lane.put(lease(5), messages(5))
-    await collected.wait(5)
-    assert lane.room() <= 20
+async def test_room_follows_the_duration_of_handlers() -> None:
+    rows: list[tuple[float | None, dict[str, Any], int]] = [
+        (None, {"concurrency": 7}, 7),
+        (0.00001, {"concurrency": 10, "batch": 500}, 500),  # no more than one claim
+        (0.3, {"concurrency": 4}, 7),
+        (0.00001, {"concurrency": 100, "rate": 20}, 20),  # a second of work
+    ]
+    for seconds, options, room in rows:
+        lane, _ = lane_of(nothing, **options)
+        if seconds is not None:
+            lane._took(seconds)
+        assert lane.room() == room, (seconds, options)
 
 
 async def test_wanted_is_set_when_there_is_room_again() -> None:
@@ -128,12 +116,12 @@ async def test_wanted_is_set_when_there_is_room_again() -> None:
     assert lane.room() == 0
     assert not lane.wanted.is_set()
     go.set()
-    await asyncio.wait_for(lane.wanted.wait(), 30)
+    await asyncio.wait_for(lane.wanted.wait(), 60)
     await collected.wait(2)
     assert lane.room() > 0
 
 
-async def test_a_paused_lane_starts_nothing_and_gives_back_what_waits() -> None:
+async def test_paused_lane_starts_nothing_and_returns_what_waits() -> None:
     go = asyncio.Event()
 
     async def wait(message: Message) -> None:
@@ -148,7 +136,7 @@ async def test_a_paused_lane_starts_nothing_and_gives_back_what_waits() -> None:
     lane.put(held, messages(3, 100))
     go.set()
     await collected.wait(2)
-    await asyncio.sleep(0.02)
+    await loop_turns()
     assert len(collected.settled) == 2
     assert lane.running == 0
     lane.resume()
@@ -156,29 +144,30 @@ async def test_a_paused_lane_starts_nothing_and_gives_back_what_waits() -> None:
     assert sorted(collected.ids) == [1, 2, 100, 101, 102]
 
 
-async def test_messages_of_a_lost_lease_are_passed_over() -> None:
+async def test_messages_of_a_lost_lease_are_skipped() -> None:
     lane, collected = lane_of(nothing, concurrency=1)
     lost, kept = lease(5), lease(5, 8)
     lost.lost = True
     lane.put(lost, messages(5))
     lane.put(kept, messages(5, 6))
     await collected.wait(5)
-    await asyncio.sleep(0.01)
+    await loop_turns()
     assert collected.ids == [6, 7, 8, 9, 10]
 
 
-async def test_what_may_have_lapsed_waits_for_the_word_of_the_heartbeat() -> None:
+async def test_message_of_a_lapsed_lease_waits_for_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "_HEARTBEAT_LOOKS", 0)
     lane, collected = lane_of(nothing)
-    held = lease(2, length=0.0)
+    held = lease(2)
     held.deadline = time.monotonic() - 1
     lane.put(held, messages(2))
-    await asyncio.sleep(0.1)
+    await loop_turns()
     assert not collected.settled
-    held.deadline = time.monotonic() + 60
+    held.deadline = time.monotonic() + 3600
     await collected.wait(2)
 
 
-async def test_cancelling_a_lease_stops_its_handlers_and_no_others() -> None:
+async def test_cancelling_a_lease_stops_only_its_handlers() -> None:
     ended: list[int] = []
     go = asyncio.Event()
 
@@ -203,11 +192,11 @@ async def test_cancelling_a_lease_stops_its_handlers_and_no_others() -> None:
     assert lane.running == 0
 
 
-async def test_a_handler_that_swallows_its_cancellation_leaves_no_trace_for_the_next() -> None:
+async def test_handler_that_swallows_its_cancellation_does_not_affect_the_next() -> None:
     async def stubborn(message: Message) -> None:
         if message.id == 1:
             try:
-                await asyncio.sleep(60)
+                await asyncio.Event().wait()
             except asyncio.CancelledError:
                 return
         await asyncio.sleep(0)
@@ -222,8 +211,8 @@ async def test_a_handler_that_swallows_its_cancellation_leaves_no_trace_for_the_
     assert all(settlement is None for message_id, settlement in collected.settled if message_id > 1)
 
 
-@pytest.mark.parametrize("limit", [None, 60])
-async def test_no_end_of_a_handler_takes_a_slot_along(limit: float | None) -> None:
+@pytest.mark.parametrize("limit", [None, 600])
+async def test_every_end_of_a_handler_frees_its_slot(limit: float | None) -> None:
     async def wild(message: Message) -> object:
         task = asyncio.current_task()
         assert task is not None
@@ -243,7 +232,7 @@ async def test_no_end_of_a_handler_takes_a_slot_along(limit: float | None) -> No
                 return asyncio.CancelledError
             case 6:
                 async with asyncio.timeout(0.001):
-                    await asyncio.sleep(60)
+                    await asyncio.Event().wait()
             case _:
                 await asyncio.sleep(0.001)
         return None
@@ -258,25 +247,18 @@ async def test_no_end_of_a_handler_takes_a_slot_along(limit: float | None) -> No
     await collected.wait(84)
 
 
-async def busy(_message: Message) -> None:
-    end = time.perf_counter() + 0.001
-    while time.perf_counter() < end:
-        pass
-
-
-@pytest.mark.parametrize(("handler", "count"), [(nothing, 20_000), (busy, 200)])
-async def test_handlers_that_never_wait_leave_the_loop_its_turn(handler: Any, count: int) -> None:
-    lane, collected = lane_of(handler, concurrency=1)
-    lane.put(lease(count), messages(count))
+async def test_handlers_that_never_wait_let_the_event_loop_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "_TURN", -1.0)  # a turn is over after each message
+    lane, collected = lane_of(nothing, concurrency=1)
+    lane.put(lease(100), messages(100))
     turns = 0
-    while len(collected.settled) < count:
+    while len(collected.settled) < 100:
         await asyncio.sleep(0)
         turns += 1
-    # a turn is 2 ms, and 20,000 that do nothing take some 60
-    assert turns > 15
+    assert turns >= 100
 
 
-async def test_what_would_wait_for_long_is_taken_out_again() -> None:
+async def test_messages_that_would_wait_for_long_are_returned() -> None:
     go = asyncio.Event()
 
     async def sometimes_slow(message: Message) -> None:
@@ -289,46 +271,36 @@ async def test_what_would_wait_for_long_is_taken_out_again() -> None:
     assert not lane.too_much(2.0)
     lane.put(lease(300), messages(300, 101))
     await all_run(lane, 2)
-    given_back = [message.id for _, message in lane.too_much(2.0)]
-    given_back += [message.id for _, message in lane.too_much(2.0)]
+    returned = [message.id for _, message in lane.too_much(2.0)]
+    returned += [message.id for _, message in lane.too_much(2.0)]
     # what the handlers could not have begun in twice the time goes back, the latest first
-    assert len(given_back) >= 290
-    assert max(given_back) == 400
-    assert min(given_back) > 102
+    assert len(returned) >= 290
+    assert max(returned) == 400
+    assert min(returned) > 102
     assert lane.running == 2
-    assert lane.room() <= 2, "and it is not claimed again at once"
+    assert lane.room() <= 2, "it is not claimed again at once"
     go.set()
 
 
-@pytest.mark.parametrize("rate", [1, 10, 1000])
-def test_a_pace_gives_no_more_turns_than_its_rate(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pace_gives_no_more_turns_than_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    pace, turns = Pace(rate), 0
-    for _ in range(20_000):
-        wait = pace.wait()
-        if wait:
+    for rate in (1, 10, 1000):
+        now, pace, turns = 1000.0, Pace(rate), 0
+        for _ in range(20_000):
+            wait = pace.wait()
             now += wait
-        else:
-            turns += 1
-        if now > 1010:
-            break
-    assert turns <= 10 * rate + 2
-    assert turns >= min(10 * rate, 9_000) * 0.95
-
-
-def test_a_pace_saves_up_at_most_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+            turns += not wait
+            if now > 1010:
+                break
+        assert min(10 * rate, 9_000) * 0.95 <= turns <= 10 * rate + 2, rate
     pace = Pace(10)
     pace.wait()
     now += 3600
-    assert [bool(pace.wait()) for _ in range(3)].count(False) <= 2
+    assert [bool(pace.wait()) for _ in range(3)].count(False) <= 2, "it saves up one turn at most"
 
 
-async def test_a_release_that_the_handler_asks_for_is_passed_on() -> None:
-    from bartleby import Snooze
-
+async def test_release_requested_by_the_handler_is_passed_on() -> None:
     async def snooze(message: Message) -> object:
         return Snooze(5)
 
@@ -338,3 +310,193 @@ async def test_a_release_that_the_handler_asks_for_is_passed_on() -> None:
     settlement = collected.settled[0][1]
     assert isinstance(settlement, Released)
     assert settlement.delay == 5
+
+
+# Threads
+
+
+@pytest.fixture
+def opened() -> Iterator[list[ThreadLane]]:
+    made: list[ThreadLane] = []
+    yield made
+    for lane in made:
+        lane.close()
+
+
+def threads_of(
+    opened: list[ThreadLane], function: Callable[..., Any], concurrency: int = 4, **options: Any
+) -> tuple[ThreadLane, Collected]:
+    collected = Collected()
+    executor = Executor(handler("orders", function, **options), Recorder(), None)
+    lane = ThreadLane(executor, concurrency, 500, collected)
+    opened.append(lane)
+    return lane, collected
+
+
+async def test_threads_do_not_leak_slots_however_they_are_switched(opened: list[ThreadLane]) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        lane, collected = threads_of(opened, lambda _: None, concurrency=8)
+        for round_ in range(10):
+            lane.put(lease(500), messages(500, 1 + 500 * round_))
+            await asyncio.sleep(0)
+        await collected.wait(5000)
+    finally:
+        sys.setswitchinterval(before)
+    assert lane.running == 0
+    assert sorted(collected.ids) == list(range(1, 5001))
+
+
+async def test_blocking_handlers_get_as_many_threads_as_configured(opened: list[ThreadLane]) -> None:
+    barrier = threading.Barrier(4)
+    lane, collected = threads_of(opened, lambda _: barrier.wait(60))
+    lane.put(lease(8), messages(8))
+    await collected.wait(8)
+    assert lane._threads == 4
+    assert all(settlement is None for _, settlement in collected.settled)
+
+
+async def test_interrupted_thread_runs_the_next_message(opened: list[ThreadLane]) -> None:
+    def handle(message: Message) -> None:
+        while message.id == 1:
+            time.sleep(0.001)
+
+    lane, collected = threads_of(opened, handle, concurrency=1)
+    lane.put(lease(10), messages(10))
+    await until(lambda: lane._runs)
+    lane._time_out(-1.0)  # every running message is late
+    await collected.wait(10)
+    await until(lambda: lane.running == 0)
+    assert [message_id for message_id, settlement in collected.settled if isinstance(settlement, Failed)] == [1]
+
+
+async def test_thread_that_cannot_be_interrupted_keeps_its_slot_and_settles_once(opened: list[ThreadLane]) -> None:
+    stuck = threading.Lock()
+    stuck.acquire()
+
+    def handle(message: Message) -> None:
+        if message.id == 1:
+            stuck.acquire()
+
+    lane, collected = threads_of(opened, handle, concurrency=2)
+    lane.put(lease(5), messages(5))
+    await collected.wait(4)
+    lane._time_out(-1.0)
+    await collected.wait(5)
+    assert lane.running == 1
+    assert isinstance(dict(collected.settled)[1], Failed)
+    assert lane.room() > 0
+    stuck.release()
+    await until(lambda: lane.running == 0)
+    assert len(collected.settled) == 5
+
+
+async def test_cancelling_a_lease_interrupts_only_its_threads(opened: list[ThreadLane]) -> None:
+    go = threading.Event()
+
+    def handle(message: Message) -> None:
+        while not go.is_set():
+            time.sleep(0.001)
+
+    lane, collected = threads_of(opened, handle, concurrency=4)
+    one, two = lease(2), lease(2, 8)
+    lane.put(one, messages(2))
+    lane.put(two, messages(2, 3))
+    await until(lambda: len(lane._runs) == 4)
+    lane.cancel(one)
+    await collected.wait(2)
+    assert sorted(collected.ids) == [1, 2]
+    assert [settlement for _, settlement in collected.settled] == [CANCELLED] * 2
+    await until(lambda: lane.running == 2)
+    go.set()
+    await collected.wait(4)
+    await until(lambda: lane.running == 0)
+
+
+async def test_paused_threads_start_nothing_and_closed_ones_end(opened: list[ThreadLane]) -> None:
+    before = threading.active_count()
+    go = threading.Event()
+    lane, collected = threads_of(opened, lambda _: go.wait(60), concurrency=2)
+    held = lease(10)
+    lane.put(held, messages(10))
+    await all_run(lane, 2)
+    lane.pause()
+    assert len(lane.unstarted()) == 8
+    lane.put(held, messages(3, 100))
+    go.set()
+    await collected.wait(2)
+    await until(lambda: lane._idle == 2)  # both threads have seen the pause
+    assert (len(collected.settled), lane.running) == (2, 0)
+    lane.resume()
+    await collected.wait(5)
+    lane.close()
+    await until(lambda: threading.active_count() <= before)
+
+
+async def test_every_thread_takes_its_turn_from_one_pace(opened: list[ThreadLane]) -> None:
+    class EverySecondTurn:
+        rate = 50.0
+        asked = granted = 0
+
+        def wait(self) -> float:
+            self.asked += 1
+            self.granted += self.asked % 2 == 0
+            return 0.001 * (self.asked % 2)
+
+    lane, collected = threads_of(opened, lambda _: None, rate=50)
+    assert isinstance(lane._pace, Pace)
+    lane._pace = pace = EverySecondTurn()  # type: ignore[assignment]
+    lane.put(lease(26), messages(26))
+    await collected.wait(26)
+    assert pace.granted == 26
+
+
+async def test_thread_waits_for_the_heartbeat_if_the_lease_may_have_lapsed(
+    opened: list[ThreadLane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_TICK", 0.001)
+    lane, collected = threads_of(opened, lambda _: None)
+    held = lease(2)
+    held.deadline = time.monotonic() - 1
+    lane.put(held, messages(2))
+    await until(lambda: lane._started >= 3)  # it has looked three times
+    assert not collected.settled
+    held.deadline = time.monotonic() + 3600
+    await collected.wait(2)
+
+
+async def test_no_exception_ends_a_thread(opened: list[ThreadLane]) -> None:
+    for error in (SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError, StopIteration):
+
+        def handle(message: Message, error: type[BaseException] = error) -> None:
+            raise error
+
+        lane, collected = threads_of(opened, lambda message, handle=handle: handle(message), concurrency=1)
+        lane.put(lease(20), messages(20))
+        await collected.wait(20)
+        assert (lane._threads, lane.running) == (1, 0), error
+
+
+async def test_timeout_is_noticed_if_the_thread_is_slow_to_begin(
+    opened: list[ThreadLane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer must not stop between taking the last message from the buffer and marking it as running."""
+
+    class SlowToBegin(threads.Run):
+        def __init__(self, *arguments: Any) -> None:
+            time.sleep(0.05)
+            super().__init__(*arguments)
+
+    def handle(message: Message) -> None:
+        while True:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(threads, "Run", SlowToBegin)
+    lane, collected = threads_of(opened, handle, concurrency=1, timeout=0.05)
+    lane.put(lease(1), messages(1))
+    try:
+        await until(lambda: collected.settled)
+    finally:
+        lane.cancel(None)
+    assert isinstance(collected.settled[0][1], Failed)

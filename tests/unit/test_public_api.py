@@ -1,12 +1,11 @@
-"""What users rely on: the names, the verbs and their signatures. A change here is a change for them."""
+"""The public API: names, client methods and their signatures. A change here is a change for users."""
 
 import inspect
+import itertools
 import pydoc
 from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any, get_args, get_origin
-
-import pytest
 
 import bartleby
 from bartleby import (
@@ -62,7 +61,7 @@ CALLS = {
     for name, function in inspect.getmembers(module, inspect.isfunction)
     if function.__module__ == module.__name__ and get_origin(inspect.signature(function).return_annotation) is Call
 }
-DEEDS = {
+ACTIONS = {
     "acknowledge_group", "add_token", "approve_replay", "attach_pgmq", "cancel_replay", "close_breaker",
     "configure_queue", "create_queue", "discard", "drain_worker", "drop_queue", "emit_again", "erase_key",
     "exclude_items", "force_breaker", "hold", "merge_groups", "mute_group", "pause_queue", "pause_replay", "pause_sink",
@@ -76,62 +75,58 @@ def verbs_of(kind: type) -> set[str]:
     return {name for name in dir(kind) if isinstance(inspect.getattr_static(kind, name), Verb)}
 
 
-def test_the_public_names_are_pinned() -> None:
+def test_public_names_are_pinned_and_documented() -> None:
     assert len(bartleby.__all__) == len(set(bartleby.__all__))
     assert set(bartleby.__all__) == NAMES
-    assert all(hasattr(bartleby, name) for name in bartleby.__all__)
+    assert [name for name in NAMES - {"__version__"} if not getattr(bartleby, name).__doc__] == []
 
 
-def test_every_class_that_is_public_has_a_docstring() -> None:
-    for name in set(bartleby.__all__) - {"__version__"}:
-        assert getattr(bartleby, name).__doc__, name
+def test_every_call_is_a_method_of_every_client() -> None:
+    for_workers = {"session", "spool_identity", "enter_spooled"}
+    assert set(CALLS) - for_workers == VERBS
+    assert {kind: verbs_of(kind) ^ VERBS for kind in (Client, AsyncClient, Runner, AsyncRunner, Verbs)} == {
+        kind: set() for kind in (Client, AsyncClient, Runner, AsyncRunner, Verbs)
+    }
 
 
-def test_every_call_is_a_verb_of_every_client() -> None:
-    of_workers = {"session", "spool_identity", "enter_spooled"}
-    assert set(CALLS) - of_workers == VERBS
-    for kind in (Client, AsyncClient, Runner, AsyncRunner, Verbs):
-        assert verbs_of(kind) == VERBS
+def test_client_method_has_the_name_signature_and_docstring_of_its_call() -> None:
+    wrong = []
+    for name, kind in itertools.product(sorted(VERBS), (Client, AsyncClient)):
+        method: Any = getattr(kind(DSN), name)
+        made, seen = inspect.signature(CALLS[name]), inspect.signature(method)
+        answer: Any = get_args(made.return_annotation)[0]
+        holds = {
+            "same function": getattr(kind, name) is CALLS[name],
+            "parameters": list(seen.parameters.values()) == list(made.parameters.values()),
+            "return type": seen.return_annotation == (answer if kind is Client else Coroutine[Any, Any, answer]),
+            "name": method.__name__ == name,
+            "docstring": bool(method.__doc__),
+        }
+        wrong += [(kind.__name__, name, rule) for rule, kept in holds.items() if not kept]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("name", sorted(VERBS))
-def test_a_verb_makes_the_call_of_its_name(name: str) -> None:
-    assert getattr(Client, name) is CALLS[name] is getattr(AsyncClient, name)
-
-
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-@pytest.mark.parametrize("name", sorted(VERBS))
-def test_the_signature_of_a_verb_is_what_it_takes_and_gives(name: str, kind: type[Client | AsyncClient]) -> None:
-    method = getattr(kind(DSN), name)
-    made, seen = inspect.signature(CALLS[name]), inspect.signature(method)
-    assert list(seen.parameters.values()) == list(made.parameters.values())
-    answer: Any = get_args(made.return_annotation)[0]
-    assert seen.return_annotation == (answer if kind is Client else Coroutine[Any, Any, answer])
-    assert method.__name__ == name
-    assert method.__doc__
-
-
-def test_send_is_called_as_documented() -> None:
+def test_send_takes_queue_and_payload_and_the_rest_by_keyword() -> None:
     signature = inspect.signature(Client(DSN).send)
     assert list(signature.parameters) == [
         "queue", "payload", "headers", "key", "delay", "max_attempts", "generation", "unique_for",
     ]  # fmt: skip
-    assert [name for name, parameter in signature.parameters.items() if parameter.default is parameter.empty] == [
-        "queue",
-        "payload",
-    ]
+    required = [name for name, parameter in signature.parameters.items() if parameter.default is parameter.empty]
+    assert required == ["queue", "payload"]
     assert signature.return_annotation is MessageId
     assert {parameter.kind.name for parameter in list(signature.parameters.values())[2:]} == {"KEYWORD_ONLY"}
 
 
-@pytest.mark.parametrize("name", sorted(DEEDS))
-def test_what_an_operator_changes_is_said_by_whom_and_why(name: str) -> None:
-    parameters = inspect.signature(CALLS[name]).parameters
-    for each in ("actor", "reason", "request_id"):
-        assert parameters[each].kind is inspect.Parameter.KEYWORD_ONLY
+def test_operator_actions_take_actor_reason_and_request_id_by_keyword() -> None:
+    wrong = [
+        (name, each)
+        for name, each in itertools.product(sorted(ACTIONS), ("actor", "reason", "request_id"))
+        if inspect.signature(CALLS[name]).parameters[each].kind is not inspect.Parameter.KEYWORD_ONLY
+    ]
+    assert wrong == []
 
 
-def test_help_shows_the_signature_and_the_sentence() -> None:
+def test_help_shows_signature_and_docstring() -> None:
     text = pydoc.plain(pydoc.render_doc(Client(DSN).send))
     assert "payload: object" in text
     assert "-> bartleby.message.MessageId" in text.replace("'", "")
@@ -139,7 +134,7 @@ def test_help_shows_the_signature_and_the_sentence() -> None:
     assert "Call[" not in text
 
 
-def test_a_call_is_a_value_that_can_be_looked_at_without_a_database() -> None:
+def test_call_can_be_built_without_a_database() -> None:
     call = Client.send("orders", {"id": 42}, delay=timedelta(minutes=1))
     assert isinstance(call, Call)
     assert "bartleby.send" in call.text
@@ -147,7 +142,7 @@ def test_a_call_is_a_value_that_can_be_looked_at_without_a_database() -> None:
     assert 60.0 in call.parameters
 
 
-def test_only_claim_start_ack_and_extend_need_not_wait_for_the_disk() -> None:
+def test_only_claim_start_ack_and_extend_skip_the_wait_for_the_disk() -> None:
     made: dict[str, Call[Any]] = {
         "claim": calls.claim("q", "w"), "start": calls.start(1), "ack": calls.ack(1), "extend": calls.extend([1], 1),
         "send": calls.send("q", 1),

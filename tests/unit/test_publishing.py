@@ -1,4 +1,4 @@
-"""What an event looks like when it leaves, and which go together."""
+"""Events before they are published: references, batches, links, redaction."""
 
 from typing import Any
 
@@ -11,49 +11,21 @@ def event(subject: str, **data: Any) -> dict[str, Any]:
     return {"id": "0123abcd.7.2", "subject": subject, "data": data}
 
 
-@pytest.mark.parametrize(
-    ("payload", "reference"),
-    [
-        ({"event": 7}, {"event": 7}),
-        ({"event": 7, "ordinals": [1, 100]}, {"event": 7, "ordinals": [1, 100]}),
-        ({"event": 7, "ordinals": None}, {"event": 7}),
-    ],
-)
-def test_a_reference(payload: object, reference: object) -> None:
-    assert reference_of(payload) == reference
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        None,
-        7,
-        "event",
-        [],
-        {},
-        {"event": None},
-        {"event": "7"},
-        {"event": True},
-        {"event": 7.5},
-        {"event": 2**63},
-        {"event": 7, "ordinals": [-1]},
-        {"event": 7, "ordinals": 1},
-        {"event": 7, "ordinals": ["1"]},
-        {"event": 7, "ordinals": [True]},
-        {"event": 7, "else": 1},
-        {"document": {"id": "x"}},
-    ],
-)
-def test_what_is_no_reference_is_an_error(payload: object) -> None:
-    with pytest.raises(NotAnEvent):
-        reference_of(payload)
-
-
-def test_the_row_of_an_event_is_in_its_id() -> None:
+def test_reference_is_read_or_refused() -> None:
+    assert reference_of({"event": 7}) == reference_of({"event": 7, "ordinals": None}) == {"event": 7}
+    assert reference_of({"event": 7, "ordinals": [1, 100]}) == {"event": 7, "ordinals": [1, 100]}
+    payloads: list[object] = [
+        None, 7, "event", [], {}, {"event": None}, {"event": "7"}, {"event": True}, {"event": 7.5}, {"event": 2**63},
+        {"event": 7, "ordinals": [-1]}, {"event": 7, "ordinals": 1}, {"event": 7, "ordinals": ["1"]},
+        {"event": 7, "ordinals": [True]}, {"event": 7, "else": 1}, {"document": {"id": "x"}},
+    ]  # fmt: skip
+    for payload in payloads:
+        with pytest.raises(NotAnEvent):
+            reference_of(payload)
     assert event_number({"id": "0123abcd.7.2"}) == event_number({"id": "0123abcd.7"}) == 7
 
 
-def test_a_chunk_has_no_subject_twice_and_is_not_too_large() -> None:
+def test_batch_has_each_subject_once_and_a_limited_size() -> None:
     items = [Item(event(subject)) for subject in ("a", "b", "c", "a", "d")]
     assert chunk(items, 500, 1000) == items[:3]
     assert chunk(items[3:], 500, 1000) == items[3:]
@@ -62,10 +34,10 @@ def test_a_chunk_has_no_subject_twice_and_is_not_too_large() -> None:
     for item in items:
         item.size = 400
     assert chunk(items, 500, 1000) == items[:2]
-    assert chunk(items, 500, 300) == items[:1]  # it has to go somehow
+    assert chunk(items, 500, 300) == items[:1]  # an event larger than the limit goes alone
 
 
-def test_a_link_is_filled_in_where_all_of_it_is_known() -> None:
+def test_link_is_added_if_all_its_fields_are_known() -> None:
     letter = event("message/7", message_id=7, queue="or ders")
     assert dressed(letter, "https://x/{queue}/{message_id}")["data"]["link"] == "https://x/or%20ders/7"
     assert "link" not in dressed(event("group/3", group_id=3), "https://x/{message_id}")["data"]
@@ -77,7 +49,7 @@ def test_a_link_is_filled_in_where_all_of_it_is_known() -> None:
     assert "link" not in letter["data"]
 
 
-def test_payload_and_headers_lose_their_secrets_and_nothing_else() -> None:
+def test_payload_and_headers_are_redacted() -> None:
     payload = {
         "user": {"password": "geheim", "api_key": 5, "token": None, "name": "Ann"},
         "cards": ["4111 1111 1111 1111", 42, True, None, 1.5],
@@ -93,7 +65,7 @@ def test_payload_and_headers_lose_their_secrets_and_nothing_else() -> None:
     assert left["payload"] == found
 
 
-def test_what_is_too_deep_to_look_into_is_left_out() -> None:
+def test_payload_nested_too_deep_is_left_out() -> None:
     deep: Any = "password=geheim"
     for _ in range(5000):
         deep = [deep]
@@ -101,6 +73,6 @@ def test_what_is_too_deep_to_look_into_is_left_out() -> None:
     assert size_of(event("message/1", payload=deep)) == 1000
 
 
-def test_what_a_sink_says_is_one_line_without_secrets() -> None:
+def test_error_of_a_sink_becomes_one_line_without_secrets() -> None:
     assert told("nats://me:geheim@host:4222\n  cannot be reached") == "nats://me:***@host:4222 cannot be reached"
     assert len(told("x" * 100_000)) <= 1100

@@ -1,7 +1,8 @@
-"""Settings: arguments go before the environment, and that before bartleby.toml."""
+"""Settings: arguments go before the environment, and the environment before bartleby.toml."""
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,42 +21,31 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_without_anything_there_is_no_database(tmp_path: Path) -> None:
-    assert Settings.load(environment={}, directory=tmp_path) == Settings(None, 4, 10.0)
+def test_arguments_override_the_environment_and_the_environment_overrides_the_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_file = Settings("dbname=file", 7, 2.5)
+    rows: list[tuple[dict[str, str], dict[str, Any], Settings]] = [
+        ({}, {}, from_file),
+        (ENVIRONMENT, {}, Settings("dbname=environment", 9, 2.5)),
+        (ENVIRONMENT, {"dsn": "dbname=argument", "connect_timeout": 1}, Settings("dbname=argument", 9, 1.0)),
+        ({"BARTLEBY_DSN": ""}, {"dsn": None}, from_file),
+    ]
+    for environment, arguments, expected in rows:
+        assert Settings.load(environment=environment, directory=folder, **arguments) == expected, environment
+    assert Settings.load(environment={}, directory=folder / "nowhere") == Settings(None, 4, 10.0)
+    monkeypatch.chdir(folder)
+    assert Settings.load(environment={}) == from_file, "the file is read from the working directory"
 
 
-def test_the_file_is_read(folder: Path) -> None:
-    assert Settings.load(environment={}, directory=folder) == Settings("dbname=file", 7, 2.5)
-
-
-def test_the_environment_goes_before_the_file(folder: Path) -> None:
-    assert Settings.load(environment=ENVIRONMENT, directory=folder) == Settings("dbname=environment", 9, 2.5)
-
-
-def test_a_secret_of_a_sink_is_no_setting(folder: Path) -> None:
-    """Their variables have a name of their own, whatever settings there are."""
+def test_variables_of_sinks_are_not_settings(folder: Path) -> None:
     sinks = {"BARTLEBY_SINK_DSN": "https://key@host/1", "BARTLEBY_SINK_SPOOL": "x", "BARTLEBY_SINK_SLACK": "y"}
     assert Settings.load(environment=sinks, directory=folder) == Settings("dbname=file", 7, 2.5)
     assert not [field.name for field in fields(Settings) if f"BARTLEBY_{field.name.upper()}".startswith(VARIABLES)]
 
 
-def test_arguments_go_before_the_environment(folder: Path) -> None:
-    loaded = Settings.load(environment=ENVIRONMENT, directory=folder, dsn="dbname=argument", connect_timeout=1)
-    assert loaded == Settings("dbname=argument", 9, 1.0)
-
-
-def test_an_argument_that_is_none_and_a_variable_that_is_empty_say_nothing(folder: Path) -> None:
-    assert Settings.load(environment={"BARTLEBY_DSN": ""}, directory=folder, dsn=None).dsn == "dbname=file"
-
-
-def test_the_file_is_looked_for_where_the_process_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    assert Settings.load(environment={}).dsn == "dbname=file"
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
+def test_unusable_value_is_named_with_its_source(tmp_path: Path) -> None:
+    for text, problem in (
         ('dns = "x"', r"unknown setting 'dns' in .*bartleby\.toml"),
         ("max_connections = 0", "max_connections in .* is 0; expected a whole number from 1 to 1000"),
         ("max_connections = -1", "max_connections"),
@@ -73,38 +63,29 @@ def test_the_file_is_looked_for_where_the_process_is(folder: Path, monkeypatch: 
         ('dsn = "what is this"', "dsn"),
         ("dsn = ", r"bartleby\.toml cannot be read"),
         ("\udcff", r"bartleby\.toml cannot be read"),
-    ],
-)
-def test_what_cannot_be_used_is_named_with_its_source(tmp_path: Path, text: str, problem: str) -> None:
-    (tmp_path / "bartleby.toml").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(InvalidSettings, match=problem):
-        Settings.load(environment={}, directory=tmp_path)
-
-
-def test_an_unknown_setting_comes_with_those_that_are_known() -> None:
+    ):
+        (tmp_path / "bartleby.toml").write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(InvalidSettings, match=problem):
+            Settings.load(environment={}, directory=tmp_path)
+    (tmp_path / "bartleby.toml").unlink()
+    with pytest.raises(InvalidSettings, match="max_connections in the environment is 'x'"):
+        Settings.load(environment={"BARTLEBY_MAX_CONNECTIONS": "x"}, directory=tmp_path)
     with pytest.raises(InvalidSettings, match="unknown setting 'dns' in the arguments") as caught:
         Settings.load(environment={}, dns="x")
     assert caught.value.hint == "known settings: connect_timeout, dsn, max_connections, spool"
 
 
-def test_a_bad_variable_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings, match="max_connections in the environment is 'x'"):
-        Settings.load(environment={"BARTLEBY_MAX_CONNECTIONS": "x"}, directory=tmp_path)
-
-
-def test_a_dsn_that_cannot_be_read_is_not_repeated() -> None:
+def test_unreadable_dsn_is_not_shown() -> None:
     with pytest.raises(InvalidSettings, match="dsn in the arguments") as caught:
         Settings.load(environment={}, dsn="postgresql://me:geheim%zz@host/db")
     assert "geheim" not in f"{caught.value} {caught.value.hint}"
     assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_client_without_a_database_says_what_to_do(
-    kind: type[Client | AsyncClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_without_a_database_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BARTLEBY_DSN", raising=False)
-    with pytest.raises(InvalidSettings, match="neither a DSN was given nor is BARTLEBY_DSN set") as caught:
-        kind()
-    assert "bartleby dev" in (caught.value.hint or "")
+    for kind in (Client, AsyncClient):
+        with pytest.raises(InvalidSettings, match="neither a DSN was given nor is BARTLEBY_DSN set") as caught:
+            kind()
+        assert "bartleby dev" in (caught.value.hint or "")

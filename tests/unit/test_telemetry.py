@@ -1,7 +1,8 @@
-"""What the library tells: one line an event, whatever is in it, and not too many of a kind."""
+"""Log lines: one line an event, whatever it contains, and a limit for events of one kind."""
 
 import contextlib
 import io
+import itertools
 import json
 import logging
 import sys
@@ -16,7 +17,7 @@ from bartleby.telemetry import JsonLines, Lines, Spare
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    """The library's logger, put back as it was."""
+    """The library's logger, restored afterwards."""
     found = logging.getLogger("bartleby")
     before = found.level, found.propagate, list(found.handlers)
     yield found
@@ -40,7 +41,7 @@ def record(text: str, **fields: object) -> logging.LogRecord:
     return made
 
 
-def test_an_event_has_a_name_a_sentence_and_facts(written: io.StringIO) -> None:
+def test_event_has_name_text_and_fields(written: io.StringIO) -> None:
     telemetry.event("queue.created", "there was no queue orders: created", queue="orders", count=3)
     telemetry.warning("database.away", "100% gone: %s %d", connection="claims")
     telemetry.error("settlement.impossible", "no")
@@ -54,48 +55,41 @@ def test_an_event_has_a_name_a_sentence_and_facts(written: io.StringIO) -> None:
 HOSTILE = ["two\nlines", "a\rb", "\x1b[31mred", "nul\0", "\u2028\u2029", "\ud800", "\x9b2J", "\u202eevil"]
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
-@pytest.mark.parametrize("formatter", [JsonLines(), Lines()], ids=["json", "text"])
-def test_it_is_one_line_whatever_it_says(formatter: logging.Formatter, text: str) -> None:
-    line = formatter.format(record(f"it said {text}", error=text, number=1))
-    assert len(line.splitlines()) == 1
-    assert line.isprintable()
-    line.encode()
+FORMATTERS = (JsonLines(), Lines())
 
 
-def test_what_json_does_not_know_is_shown_as_text() -> None:
-    found = json.loads(JsonLines().format(record("x", path=HOSTILE, kind=KeyError, raw=b"ab")))
-    assert found["kind"] == "<class 'KeyError'>"
-    assert found["raw"] == "b'ab'"
+def test_event_is_one_printable_line() -> None:
+    for formatter, text in itertools.product(FORMATTERS, HOSTILE):
+        line = formatter.format(record(f"it said {text}", error=text, number=1))
+        assert len(line.splitlines()) == 1, ascii(text)
+        assert line.isprintable(), ascii(text)
+        line.encode()
 
 
-def test_a_line_for_people_has_time_level_name_text_and_facts() -> None:
+def test_line_has_time_level_name_text_and_fields() -> None:
     line = Lines().format(record("ValueError: no", queue="orders", note="two words"))
     assert line[2] == line[5] == ":"
     assert line[13:] == 'warning message.dead: ValueError: no  queue=orders note="two words"'
+    found = json.loads(JsonLines().format(record("x", path=HOSTILE, kind=KeyError, raw=b"ab")))
+    assert (found["kind"], found["raw"]) == ("<class 'KeyError'>", "b'ab'")
 
 
-@pytest.mark.parametrize("formatter", [JsonLines(), Lines()], ids=["json", "text"])
-def test_an_exception_is_shown(formatter: logging.Formatter) -> None:
+def test_exceptions_and_records_of_other_loggers_are_formatted() -> None:
     made = record("x")
     with contextlib.suppress(ValueError):
         try:
             int("here")
         finally:
             made.exc_info = sys.exc_info()
-    text = formatter.format(made)
-    assert "ValueError" in text
-    assert "Traceback" in text
+    other = logging.LogRecord("other", logging.INFO, __file__, 1, "%s and %s", ("one", "two"), None)
+    for formatter in FORMATTERS:
+        assert "ValueError" in formatter.format(made)
+        assert "Traceback" in formatter.format(made)
+        assert "one and two" in formatter.format(other)
+        assert "other" in formatter.format(other)
 
 
-@pytest.mark.parametrize("formatter", [JsonLines(), Lines()], ids=["json", "text"])
-def test_records_of_others_are_taken_too(formatter: logging.Formatter) -> None:
-    made = logging.LogRecord("other", logging.INFO, __file__, 1, "%s and %s", ("one", "two"), None)
-    assert "one and two" in formatter.format(made)
-    assert "other" in formatter.format(made)
-
-
-def test_configuring_sends_to_standard_error_once(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configured_logger_writes_to_standard_error(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     logger.handlers = []
     telemetry.configure(as_json=True, level=logging.WARNING)
     telemetry.event("quiet", "not shown")
@@ -105,7 +99,7 @@ def test_configuring_sends_to_standard_error_once(logger: logging.Logger, capsys
     assert [json.loads(line)["event"] for line in captured.err.splitlines()] == ["loud"]
 
 
-def test_a_storm_of_events_is_told_as_a_number(written: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_above_the_limit_are_counted(written: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     spare = Spare("messages.failed", "more messages failed", a_second=20)

@@ -1,6 +1,6 @@
 """What the conformance suite must know of a sink, to ask the same of each.
 
-A sink of the kind `nats` has a module tests/sinks/harness_nats.py with a class `Harness`, which is a Sink. It starts
+A sink of the kind `nats` has a module tests/kit/sinks/harness_nats.py with a class `Harness`, which is a Sink. It starts
 the real thing, breaks it and reads what arrived. test_conformance.py finds it by its name.
 """
 
@@ -162,4 +162,4 @@ def named(outcomes: Sequence[Outcome]) -> list[str]:
 
 def harness(kind: str) -> type[Sink]:
     """Return the harness of a kind of sink."""
-    return cast("type[Sink]", importlib.import_module(f"tests.sinks.harness_{kind}").Harness)
+    return cast("type[Sink]", importlib.import_module(f"tests.kit.sinks.harness_{kind}").Harness)
