@@ -1,4 +1,4 @@
-"""The log sink: through the logger, and in a file."""
+"""The log sink: to the logger, and to a file."""
 
 import asyncio
 import json
@@ -33,21 +33,16 @@ async def ids(publisher: Publisher, since: datetime = EARLY, until: datetime = L
     return [each async for each in publisher.ids(since, until)]
 
 
-async def test_the_logger_is_told() -> None:
+async def test_logger_gets_the_event_or_the_publisher_fails() -> None:
     publisher = open_publisher("log", {}, 1.0)
-    with Told.listening() as told:
+    with Told.listening() as heard:
         resolved = {**event(2), "type": "io.bartleby.dead_letter.resolved"}
         assert named(await publisher.publish([event(1), resolved])) == ["Published", "Published"]
-    await publisher.close()
-    first, second = told.of("event.published")
+    first, second = heard.of("event.published")
     assert first.getMessage().startswith("orders: message 1 is dead after 5 attempts")
     assert first.fields["cloudevent"] == event(1)  # type: ignore[attr-defined]
     assert (first.levelno, second.levelno) == (logging.WARNING, logging.INFO)
     assert not isinstance(publisher, Readable)
-
-
-async def test_what_the_logger_would_swallow_has_failed() -> None:
-    publisher = open_publisher("log", {}, 1.0)
     logger = logging.getLogger("bartleby")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -55,20 +50,25 @@ async def test_what_the_logger_would_swallow_has_failed() -> None:
         (outcome,) = await publisher.publish([event(1)])
     finally:
         logger.setLevel(before)
-    assert isinstance(outcome, Failed)
+    await publisher.close()
+    assert isinstance(outcome, Failed), "the logger would have dropped it"
     assert "WARNING" in outcome.why
 
 
-async def test_a_file_gets_one_line_an_event(tmp_path: Path) -> None:
-    publisher = opened(tmp_path / "events.log")
+async def test_file_has_one_line_an_event_and_is_created_again_when_moved(tmp_path: Path) -> None:
+    path = tmp_path / "events.log"
+    publisher = opened(path)
     assert named(await publisher.publish(events(100))) == ["Published"] * 100
     assert named(await publisher.publish(events(1, first=101))) == ["Published"]
+    assert lines(path) == events(101)
+    assert path.stat().st_mode & 0o007 == 0
+    path.rename(tmp_path / "events.log.1")
+    await publisher.publish([event(2)])
+    assert lines(path) == [event(2)]
     await publisher.close()
-    assert lines(tmp_path / "events.log") == events(101)
-    assert (tmp_path / "events.log").stat().st_mode & 0o007 == 0
 
 
-async def test_it_is_on_the_disk_before_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_is_on_disk_before_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     fsync = os.fsync
 
@@ -85,29 +85,14 @@ async def test_it_is_on_the_disk_before_it_is_published(tmp_path: Path, monkeypa
     assert len(synced) == 3
 
 
-async def test_a_file_that_is_moved_away_is_made_again(tmp_path: Path) -> None:
-    publisher = opened(tmp_path / "events.log")
-    await publisher.publish([event(1)])
-    (tmp_path / "events.log").rename(tmp_path / "events.log.1")
-    await publisher.publish([event(2)])
-    assert lines(tmp_path / "events.log") == [event(2)]
-
-
-async def test_a_line_that_was_cut_short_does_not_spoil_the_next(tmp_path: Path) -> None:
+async def test_ids_skip_incomplete_and_foreign_lines(tmp_path: Path) -> None:
     path = tmp_path / "events.log"
-    path.write_text('{"id": "0a1b2c3d.1')
     publisher = opened(path)
-    await publisher.publish([event(2)])
-    assert path.read_text().splitlines()[0] == '{"id": "0a1b2c3d.1'
-    assert json.loads(path.read_text().splitlines()[1]) == event(2)
-    assert await ids(publisher) == [event(2)["id"]]
-
-
-async def test_what_is_in_the_file_can_be_asked_for(tmp_path: Path) -> None:
-    publisher = opened(tmp_path / "events.log")
     assert await ids(publisher) == []
+    path.write_text('{"id": "0a1b2c3d.1')
     await publisher.publish(events(3))
-    with (tmp_path / "events.log").open("ab") as file:
+    assert path.read_text().splitlines()[0] == '{"id": "0a1b2c3d.1', "a cut line does not spoil the next"
+    with path.open("ab") as file:
         file.write(b'[1]\nnull\n"text"\n{}\n{"id": 1, "time": "x"}\n\xff\n')
     assert await ids(publisher) == [each["id"] for each in events(3)]
     at = datetime(2026, 1, 1, tzinfo=UTC)
@@ -115,21 +100,17 @@ async def test_what_is_in_the_file_can_be_asked_for(tmp_path: Path) -> None:
     assert await ids(publisher, EARLY, datetime(2025, 12, 31, tzinfo=UTC)) == []
 
 
-@pytest.mark.parametrize("trouble", ["no directory", "a directory", "full"])
-async def test_a_file_that_cannot_be_written_is_a_failure(tmp_path: Path, trouble: str) -> None:
-    path = tmp_path / "x.log"
-    if trouble == "no directory":
-        path = tmp_path / "no" / "x.log"
-    elif trouble == "a directory":
-        path.mkdir()
-    else:
-        path.symlink_to("/dev/full")
-    (outcome, _) = await opened(path).publish(events(2))
-    assert isinstance(outcome, Failed)
-    assert str(path) in outcome.why
+async def test_file_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
+    missing, folder, full = tmp_path / "no" / "x.log", tmp_path / "folder.log", tmp_path / "full.log"
+    folder.mkdir()
+    full.symlink_to("/dev/full")
+    for path in (missing, folder, full):
+        (outcome, _) = await opened(path).publish(events(2))
+        assert isinstance(outcome, Failed), path
+        assert str(path) in outcome.why
 
 
-async def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     running: list[int] = []
     fsync = os.fsync

@@ -1,73 +1,123 @@
-"""Options of sinks: what may be read from the environment of the relay, and what may not."""
+"""Options of sinks: what each kind accepts, and which variables of the environment may be read."""
 
+import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bartleby.errors import InvalidSettings
+from bartleby.sinks import KINDS, open_publisher
 from bartleby.sinks.options import Options, variables
+from tests.kit.sinks.harness_webhook import SECRET
 
-CANARY = "postgresql://root:hunter2@db/shop"
+HIDDEN = "postgresql://root:hunter2@db/shop"
 ENVIRONMENT = {
     "BARTLEBY_SINK_TOKEN": "t0ken",
     "BARTLEBY_SINK_EMPTY": "",
-    "BARTLEBY_DSN": CANARY,
-    "AWS_SECRET_ACCESS_KEY": CANARY,
-    "bartleby_sink_token": CANARY,
-    "MY_BARTLEBY_SINK_TOKEN": CANARY,
+    "BARTLEBY_DSN": HIDDEN,
+    "AWS_SECRET_ACCESS_KEY": HIDDEN,
+    "bartleby_sink_token": HIDDEN,
+    "MY_BARTLEBY_SINK_TOKEN": HIDDEN,
 }
-Ask = Callable[[Options], Any]
-WAYS: list[tuple[str, Ask, Callable[[str], Any]]] = [
+READERS: list[tuple[str, Callable[[Options], Any], Callable[[str], Any]]] = [
     ("text", lambda options: options.text("it"), lambda text: text),
     ("optional", lambda options: options.optional("it"), lambda text: text),
     ("texts of one", lambda options: options.texts("it")[0], lambda text: text),
     ("texts", lambda options: options.texts("it")[1], lambda text: ["other", text]),
     ("mapping", lambda options: options.mapping("it")["name"], lambda text: {"name": text}),
 ]
-each_way = pytest.mark.parametrize(("ask", "given"), [way[1:] for way in WAYS], ids=[way[0] for way in WAYS])
+REQUIRED: dict[str, dict[str, Any]] = {
+    "nats": {"url": "nats://127.0.0.1:4222"},
+    "rabbitmq": {"url": "amqp://guest:guest@127.0.0.1:5672/"},
+    "redis": {"url": "redis://127.0.0.1:6379/0"},
+    "kafka": {"brokers": "127.0.0.1:9092"},
+    "webhook": {"url": "https://example.com/hook", "secret": SECRET},
+    "sentry": {"dsn": "https://abc123@example.com/42"},
+    "log": {},
+}
+UNUSABLE: dict[str, list[tuple[str, Any]]] = {
+    "nats": [
+        ("url", "http://127.0.0.1"), ("url", "nats://"), ("url", "nats://127.0.0.1:99999"),
+        ("servers", ["nats://127.0.0.1:4222"]), ("stream", "two words"), ("subject", "letters.*"),
+        ("subject", "letters.{status}"), ("create", "yes"), ("replicas", 0), ("subjects", 5),
+        ("credentials", "/nowhere/user.creds"), ("tls_ca", "/nowhere/ca.pem"), ("password", 5),
+    ],
+    "rabbitmq": [
+        ("url", "http://localhost"), ("url", "localhost:5672"), ("url", "amqp://host:port/"),
+        ("routing_key", "{colour}"), ("declare", "yes"),
+    ],
+    "redis": [
+        ("url", "http://127.0.0.1"), ("url", 7), ("stream", ""), ("maxlen", -1), ("maxlen", "many"), ("max_bytes", -5),
+        ("tls_ca", "/nowhere/ca.pem"),
+    ],
+    "kafka": [
+        ("brokers", " "), ("brokers", [1]), ("topic", "{colour}"), ("security.protocol", "carrier pigeon"),
+        ("message.max.bytes", "5"),
+    ],
+    "webhook": [
+        ("url", "ftp://127.0.0.1/"), ("url", "https://user:password@example.com/"), ("url", "http://169.254.169.254/"),
+        ("secret", "whsec_dG9vIHNob3J0"), ("secret", "not a secret"), ("secret", 7), ("format", "xml"),
+        ("headers", "Authorization"), ("headers", {"Webhook-Id": "mine"}), ("headers", {"X-Two": "a\r\nX-Three: b"}),
+        ("headers", {"X Space": "a"}), ("allow_private", "everything"), ("allow_private", 7), ("allow_http", "yes"),
+        ("concurrency", 0), ("ca", "/nowhere/ca.pem"),
+    ],
+    "sentry": [
+        ("dsn", "https://example.com/1"), ("dsn", "https://key@example.com/"), ("dsn", "https://key@[::1/1"),
+        ("dsn", "https://key@169.254.169.254/1"), ("dsn", "gopher://key@example.com/1"), ("environment", 7),
+        ("allow_private", ["10.0.0.1/8"]),
+    ],
+    "log": [("path", "relative.log"), ("path", "/etc/crontab"), ("path", 7)],
+}  # fmt: skip
 
 
 def options(value: object) -> Options:
     return Options("webhook", {"it": value}, ENVIRONMENT)
 
 
-@each_way
-def test_a_variable_that_is_meant_for_sinks_is_read(ask: Ask, given: Callable[[str], Any]) -> None:
-    assert ask(options(given("env:BARTLEBY_SINK_TOKEN"))) == "t0ken"
+def test_options_of_every_kind_are_checked() -> None:
+    for kind in KINDS:
+        open_publisher(kind, REQUIRED[kind], 1.0)
+        rows = [
+            ("colour", {**REQUIRED[kind], "colour": "red"}, "unknown option 'colour'"),
+            *((name, {**REQUIRED[kind], name: None}, f"'{name}'.*is missing") for name in REQUIRED[kind]),
+            *((name, {**REQUIRED[kind], name: value}, name) for name, value in UNUSABLE[kind]),
+        ]
+        for name, given, problem in rows:
+            with pytest.raises(InvalidSettings, match=problem) as caught:
+                open_publisher(kind, given, 1.0)
+            assert name in str(caught.value), (kind, given)
+            assert kind in str(caught.value), (kind, given)
+            assert name != "colour" or caught.value.hint, kind
 
 
-@each_way
-@pytest.mark.parametrize(
-    ("name", "better"),
-    [
-        ("BARTLEBY_DSN", "BARTLEBY_SINK_DSN"),
-        ("AWS_SECRET_ACCESS_KEY", "BARTLEBY_SINK_AWS_SECRET_ACCESS_KEY"),
-        ("bartleby_sink_token", "BARTLEBY_SINK_BARTLEBY_SINK_TOKEN"),
-        ("MY_BARTLEBY_SINK_TOKEN", "BARTLEBY_SINK_MY_BARTLEBY_SINK_TOKEN"),
-        (" BARTLEBY_SINK_TOKEN", "BARTLEBY_SINK_ BARTLEBY_SINK_TOKEN"),
-        ("PATH", "BARTLEBY_SINK_PATH"),
-        ("SINK_TOKEN", "BARTLEBY_SINK_TOKEN"),
-        ("", "BARTLEBY_SINK_NAME"),
-    ],
-)
-def test_no_other_variable_is_read(ask: Ask, given: Callable[[str], Any], name: str, better: str) -> None:
-    with pytest.raises(InvalidSettings, match="may not read the environment variable") as caught:
-        ask(options(given(f"env:{name}")))
-    assert repr(name) in str(caught.value)
-    assert "'it' of a webhook sink" in str(caught.value)
-    assert f"name it {better}," in (caught.value.hint or "")
-    assert CANARY not in f"{caught.value} {caught.value.hint}"
+def test_option_is_read_from_a_variable_for_sinks_and_from_no_other() -> None:
+    others = {
+        "BARTLEBY_DSN": "BARTLEBY_SINK_DSN",
+        "AWS_SECRET_ACCESS_KEY": "BARTLEBY_SINK_AWS_SECRET_ACCESS_KEY",
+        "bartleby_sink_token": "BARTLEBY_SINK_BARTLEBY_SINK_TOKEN",
+        "MY_BARTLEBY_SINK_TOKEN": "BARTLEBY_SINK_MY_BARTLEBY_SINK_TOKEN",
+        " BARTLEBY_SINK_TOKEN": "BARTLEBY_SINK_ BARTLEBY_SINK_TOKEN",
+        "PATH": "BARTLEBY_SINK_PATH",
+        "SINK_TOKEN": "BARTLEBY_SINK_TOKEN",
+        "": "BARTLEBY_SINK_NAME",
+    }
+    for (way, read, given), (name, better) in itertools.product(READERS, others.items()):
+        assert read(options(given("env:BARTLEBY_SINK_TOKEN"))) == "t0ken", way
+        with pytest.raises(InvalidSettings, match="may not read the environment variable") as caught:
+            read(options(given(f"env:{name}")))
+        assert repr(name) in str(caught.value), (way, name)
+        assert "'it' of a webhook sink" in str(caught.value), (way, name)
+        assert f"name it {better}," in (caught.value.hint or ""), (way, name)
+        assert HIDDEN not in f"{caught.value} {caught.value.hint}", (way, name)
+    for name in ("BARTLEBY_SINK_NONE", "BARTLEBY_SINK_EMPTY"):
+        with pytest.raises(InvalidSettings, match=f"{name}, which is not set") as caught:
+            options(f"env:{name}").text("it")
+        assert caught.value.hint == "set it where the relay runs, and where `bartleby sinks test` does"
 
 
-@pytest.mark.parametrize("name", ["BARTLEBY_SINK_NONE", "BARTLEBY_SINK_EMPTY"])
-def test_one_that_is_not_set_is_named(name: str) -> None:
-    with pytest.raises(InvalidSettings, match=f"{name}, which is not set") as caught:
-        options(f"env:{name}").text("it")
-    assert caught.value.hint == "set it where the relay runs, and where `bartleby sinks test` does"
-
-
-def test_a_slip_of_the_pen_is_seen_also_when_another_option_is_missed_for_it() -> None:
+def test_misspelled_option_is_recognised() -> None:
     given = Options("webhook", {"url": "https://h", "fromat": "alert"}, {})
     assert given.choice("format", ["event", "alert"], "event") == "event"
     assert given.bad("secret", "expected one").hint == "'fromat' is given: is 'format' meant?"
@@ -76,9 +126,6 @@ def test_a_slip_of_the_pen_is_seen_also_when_another_option_is_missed_for_it() -
     with pytest.raises(InvalidSettings, match="option 'url' of a nats sink is missing") as caught:
         given.text("url")
     assert caught.value.hint == "'ulr' is given: is 'url' meant?"
-
-
-def test_an_unknown_option_says_what_is_known_and_what_may_be_meant() -> None:
     given = Options("nats", {"url": "nats://h", "subjetc": "x"}, {})
     given.text("url")
     given.optional("subject")
@@ -87,7 +134,7 @@ def test_an_unknown_option_says_what_is_known_and_what_may_be_meant() -> None:
     assert caught.value.hint == "'subjetc' is given: is 'subject' meant?; known options: subject, url"
 
 
-def test_the_variables_of_all_options() -> None:
+def test_variables_of_all_options_are_listed() -> None:
     given = {
         "url": "env:BARTLEBY_SINK_A",
         "secret": ["env:BARTLEBY_SINK_B", "plain", 7],
@@ -99,3 +146,26 @@ def test_the_variables_of_all_options() -> None:
     for hidden in ("env:HOME", ["env:HOME"], {"X": "env:HOME"}):
         with pytest.raises(InvalidSettings, match=r"option 'more' of a webhook sink may not read .*'HOME'"):
             variables("webhook", {**given, "more": hidden})
+
+
+def test_errors_about_options_show_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BARTLEBY_SINK_PASSWORD", "hunter2")
+    credentials = tmp_path / "user.creds"
+    credentials.write_text("hunter2\n")
+    sasl = {"sasl.password": "env:BARTLEBY_SINK_PASSWORD", "security.protocol": "SASL_SSL", "sasl.mechanisms": "PLAIN"}
+    rows: list[tuple[str, dict[str, Any], str]] = [
+        ("webhook", {"secret": "whsec_hunter2"}, "secret"),
+        ("webhook", {"headers": {"X": "hunter2\n"}}, "headers"),
+        ("webhook", {"url": "https://u:hunter2@h/"}, "url"),
+        ("kafka", sasl, r"sasl\."),
+        ("kafka", {"plugin.library.paths": "/srv/hunter2.so"}, r"unknown option 'plugin\.library\.paths'"),
+        ("nats", {"credentials": str(credentials)}, "'credentials' of a nats sink"),
+        ("nats", {"create": True, "subject": "{queue}.{type}"}, "subjects"),
+    ]
+    for kind, given, problem in rows:
+        with pytest.raises(InvalidSettings, match=problem) as caught:
+            open_publisher(kind, {**REQUIRED[kind], **given}, 1.0)
+        assert "hunter2" not in str(caught.value), given
+    open_publisher("kafka", {**REQUIRED["kafka"], **sasl, "sasl.username": "bartleby"}, 1.0)
+    nats = {**REQUIRED["nats"], "create": True, "subject": "{queue}.{type}"}
+    open_publisher("nats", {**nats, "subjects": ["orders.>"]}, 1.0)

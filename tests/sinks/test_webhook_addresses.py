@@ -1,117 +1,67 @@
-"""Whom a webhook may reach: a table of URLs, and what allow_private and allow_http allow."""
+"""Which servers a webhook may reach: URLs, names that resolve to other addresses, and private networks."""
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from bartleby.errors import InvalidSettings
 from bartleby.sinks import open_publisher
 from bartleby.sinks.addresses import Policy, networks, target
+from bartleby.sinks.http import Client, Unreachable
+from bartleby.sinks.network import Dial, Resolve, Stream, dialled, resolved
+from bartleby.sinks.publisher import Failed, Published
+from tests.kit.sinks.conformance import event
+from tests.kit.sinks.harness_webhook import SECRET
+from tests.kit.sinks.receiver import Receiver
+from tests.sinks.conftest import Eventually
 
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 PUBLIC = "93.184.215.14"
+METADATA = "169.254.169.254"
 
 REFUSED = [
     # schemes
-    "http://example.com/",
-    "HTTP://example.com/",
-    "gopher://example.com/",
-    "file:///etc/passwd",
-    "ftp://example.com/",
-    "dict://127.0.0.1:11211/",
-    "//example.com/",
-    "example.com/hook",
-    "",
+    "http://example.com/", "HTTP://example.com/", "gopher://example.com/", "file:///etc/passwd", "ftp://example.com/",
+    "dict://127.0.0.1:11211/", "//example.com/", "example.com/hook", "",
     # loopback, in all its spellings
-    "https://127.0.0.1/",
-    "https://127.1.2.3:8443/",
-    "https://127.0.0.1./",
-    "https://127.1/",
-    "https://2130706433/",
-    "https://0x7f000001/",
-    "https://0x7f.0.0.1/",
-    "https://0177.0.0.1/",
-    "https://017700000001/",
-    "https://127.0.0.0x1/",
-    "https://0/",
-    "https://0.0.0.0/",
-    "https://[::1]/",
-    "https://[::]/",
-    "https://[0:0:0:0:0:0:0:1]/",
-    "https://[::ffff:127.0.0.1]/",
-    "https://[::ffff:7f00:1]/",
-    "https://[::127.0.0.1]/",
+    "https://127.0.0.1/", "https://127.1.2.3:8443/", "https://127.0.0.1./", "https://127.1/", "https://2130706433/",
+    "https://0x7f000001/", "https://0x7f.0.0.1/", "https://0177.0.0.1/", "https://017700000001/",
+    "https://127.0.0.0x1/", "https://0/", "https://0.0.0.0/", "https://[::1]/", "https://[::]/",
+    "https://[0:0:0:0:0:0:0:1]/", "https://[::ffff:127.0.0.1]/", "https://[::ffff:7f00:1]/", "https://[::127.0.0.1]/",
     # private, link-local, shared, reserved
-    "https://10.0.0.1/",
-    "https://172.16.0.1/",
-    "https://172.31.255.255/",
-    "https://192.168.1.1/",
-    "https://100.64.0.1/",
-    "https://169.254.1.1/",
-    "https://198.18.0.1/",
-    "https://192.0.2.1/",
-    "https://224.0.0.1/",
-    "https://239.255.255.250/",
-    "https://240.0.0.1/",
-    "https://255.255.255.255/",
-    "https://[fc00::1]/",
-    "https://[fe80::1]/",
-    "https://[fe80::1%25eth0]/",
-    "https://[fec0::1]/",
-    "https://[ff02::1]/",
-    "https://[100::1]/",
-    "https://[2001:db8::1]/",
+    "https://10.0.0.1/", "https://172.16.0.1/", "https://172.31.255.255/", "https://192.168.1.1/",
+    "https://100.64.0.1/", "https://169.254.1.1/", "https://198.18.0.1/", "https://192.0.2.1/", "https://224.0.0.1/",
+    "https://239.255.255.250/", "https://240.0.0.1/", "https://255.255.255.255/", "https://[fc00::1]/",
+    "https://[fe80::1]/", "https://[fe80::1%25eth0]/", "https://[fec0::1]/", "https://[ff02::1]/",
+    "https://[100::1]/", "https://[2001:db8::1]/",
     # metadata services
-    "https://169.254.169.254/latest/meta-data/",
-    "https://[::ffff:169.254.169.254]/",
-    "https://[::ffff:a9fe:a9fe]/",
-    "https://[fd00:ec2::254]/",
-    "https://100.100.100.200/",
-    "https://168.63.129.16/",
-    "https://192.0.0.192/",
-    "https://2852039166/",
-    "https://0xa9fea9fe/",
+    "https://169.254.169.254/latest/meta-data/", "https://[::ffff:169.254.169.254]/", "https://[::ffff:a9fe:a9fe]/",
+    "https://[fd00:ec2::254]/", "https://100.100.100.200/", "https://168.63.129.16/", "https://192.0.0.192/",
+    "https://2852039166/", "https://0xa9fea9fe/",
     # IPv4 inside IPv6
-    "https://[2002:7f00:1::]/",
-    "https://[2002:a9fe:a9fe::1]/",
-    "https://[64:ff9b::7f00:1]/",
-    "https://[64:ff9b::169.254.169.254]/",
-    "https://[64:ff9b:1::a00:1]/",
+    "https://[2002:7f00:1::]/", "https://[2002:a9fe:a9fe::1]/", "https://[64:ff9b::7f00:1]/",
+    "https://[64:ff9b::169.254.169.254]/", "https://[64:ff9b:1::a00:1]/",
     "https://[2001:0:4136:e378:8000:63bf:3fff:fdd2]/",
     # users, fragments, characters
-    "https://user@example.com/",
-    "https://user:password@example.com/",
-    "https://example.com@127.0.0.1/",
-    "https://example.com:443@127.0.0.1/",
-    "https://example.com#@127.0.0.1/",
-    "https://127.0.0.1\\@example.com/",
-    "https://example.com\\.evil.example/",
-    "https://exa mple.com/",
-    "https://example.com/\r\nX-Evil: 1",
-    "https://example.com/\x00",
-    "https://example.com\t/",
-    "https://%31%32%37.0.0.1/",
-    "https://ⓔxample.com/",
-    "https://127。0。0。1/",
-    "https://-example.com/",
-    "https://exa..mple.com/",
-    "https:///hook",
-    "https://:443/",
-    "https://[::1/",
-    "https://example.com:0/",
-    "https://example.com:65536/",
-    "https://example.com:x/",
+    "https://user@example.com/", "https://user:password@example.com/", "https://example.com@127.0.0.1/",
+    "https://example.com:443@127.0.0.1/", "https://example.com#@127.0.0.1/", "https://127.0.0.1\\@example.com/",
+    "https://example.com\\.evil.example/", "https://exa mple.com/", "https://example.com/\r\nX-Evil: 1",
+    "https://example.com/\x00", "https://example.com\t/", "https://%31%32%37.0.0.1/", "https://ⓔxample.com/",
+    "https://127。0。0。1/", "https://-example.com/", "https://exa..mple.com/", "https:///hook", "https://:443/",
+    "https://[::1/", "https://example.com:0/", "https://example.com:65536/", "https://example.com:x/",
     "https://example.com:/",
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("url", REFUSED)
-def test_urls_that_are_refused_when_the_sink_is_opened(url: str) -> None:
-    with pytest.raises(InvalidSettings, match="option 'url' of a webhook sink"):
-        open_publisher("webhook", {"url": url, "secret": SECRET}, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("url", "authority", "path"),
-    [
+def test_urls_are_accepted_or_refused_when_the_sink_is_opened() -> None:
+    for url in REFUSED:
+        with pytest.raises(InvalidSettings, match="option 'url' of a webhook sink"):
+            open_publisher("webhook", {"url": url, "secret": SECRET}, 1.0)
+    for url, authority, path in (
         ("https://example.com", "example.com", "/"),
         ("https://EXAMPLE.com./hook?a=b&c=%20", "example.com.", "/hook?a=b&c=%20"),
         ("https://example.com:443/", "example.com", "/"),
@@ -122,61 +72,188 @@ def test_urls_that_are_refused_when_the_sink_is_opened(url: str) -> None:
         ("https://xn--bcher-kva.example/", "xn--bcher-kva.example", "/"),
         ("https://hooks.slack.com/services/T0/B0/xyz", "hooks.slack.com", "/services/T0/B0/xyz"),
         ("https://under_score.example//double/../dots", "under_score.example", "//double/../dots"),
-    ],
-)
-def test_urls_that_are_taken(url: str, authority: str, path: str) -> None:
-    found = target(url, Policy())
-    assert (found.authority, found.path) == (authority, path)
-    assert "xyz" not in str(found)
-    open_publisher("webhook", {"url": url, "secret": SECRET}, 1.0)
+    ):
+        found = target(url, Policy())
+        assert (found.authority, found.path) == (authority, path), url
+        assert "xyz" not in str(found)
+        open_publisher("webhook", {"url": url, "secret": SECRET}, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("address", "allowed", "fits"),
-    [
-        ("127.0.0.1", True, True),
-        ("10.1.2.3", True, True),
-        ("100.64.0.1", True, True),
-        ("::1", True, True),
-        ("fd12::1", True, True),
-        ("::ffff:10.1.2.3", True, True),
-        ("169.254.169.254", True, False),
-        ("169.254.1.1", True, False),
-        ("100.100.100.200", True, False),
-        ("fd00:ec2::254", True, False),
-        ("168.63.129.16", True, False),
-        ("0.0.0.0", True, False),  # noqa: S104 - refused
-        ("224.0.0.1", True, False),
-        ("192.0.2.1", True, False),
-        ("10.1.2.3", ["10.1.0.0/16"], True),
-        ("10.2.2.3", ["10.1.0.0/16"], False),
-        ("::ffff:10.1.2.3", ["10.1.0.0/16"], True),
-        ("64:ff9b::10.1.2.3", ["10.1.0.0/16"], True),
-        ("127.0.0.1", ["10.1.0.0/16", "127.0.0.1"], True),
-        ("169.254.1.1", ["169.254.0.0/16"], True),
-        ("169.254.169.254", ["169.254.0.0/16"], False),
-        ("169.254.169.254", ["169.254.169.254"], True),
-        ("fd00:ec2::254", ["fd00::/8"], False),
-        ("fd00:ec2::254", ["fd00:ec2::254/128"], True),
-        (PUBLIC, [], True),
-    ],
-)
-def test_what_allow_private_allows(address: str, allowed: bool | list[str], fits: bool) -> None:
-    policy = Policy(private=True) if allowed is True else Policy(networks=networks(allowed or []))
-    assert (policy.objection(address, secure=True) is None) is fits
-
-
-def test_http_goes_to_private_addresses_that_are_allowed_and_elsewhere_by_allow_http() -> None:
-    assert Policy(private=True).objection("10.0.0.1", secure=False) is None
-    assert "only https" in str(Policy(private=True).objection(PUBLIC, secure=False))
-    assert Policy(http=True).objection(PUBLIC, secure=False) is None
-    assert "private" in str(Policy(http=True).objection("10.0.0.1", secure=False))
-
-
-def test_whoever_means_an_address_of_their_own_is_told_how_to_say_so() -> None:
+def test_refused_private_address_has_a_hint_how_to_allow_it() -> None:
     with pytest.raises(InvalidSettings, match="is a loopback address") as refused:
         open_publisher("webhook", {"url": "https://127.0.0.1/hook", "secret": SECRET}, 1.0)
     assert "allow_private=true" in (refused.value.hint or "")
     with pytest.raises(InvalidSettings, match="without a fragment") as refused:
         open_publisher("webhook", {"url": "https://example.com/#x", "secret": SECRET}, 1.0)
     assert refused.value.hint is None
+
+
+def test_allow_private_and_allow_http_allow_what_they_name() -> None:
+    private = Policy(private=True)
+    for address in ("127.0.0.1", "10.1.2.3", "100.64.0.1", "::1", "fd12::1", "::ffff:10.1.2.3", PUBLIC):
+        assert private.objection(address, secure=True) is None, address
+    for address in (
+        METADATA, "169.254.1.1", "100.100.100.200", "fd00:ec2::254", "168.63.129.16", "0.0.0.0", "224.0.0.1",  # noqa: S104 - refused
+        "192.0.2.1",
+    ):  # fmt: skip
+        assert private.objection(address, secure=True), address
+    rows: list[tuple[str, list[str], bool]] = [
+        ("10.1.2.3", ["10.1.0.0/16"], True),
+        ("10.2.2.3", ["10.1.0.0/16"], False),
+        ("::ffff:10.1.2.3", ["10.1.0.0/16"], True),
+        ("64:ff9b::10.1.2.3", ["10.1.0.0/16"], True),
+        ("127.0.0.1", ["10.1.0.0/16", "127.0.0.1"], True),
+        ("169.254.1.1", ["169.254.0.0/16"], True),
+        (METADATA, ["169.254.0.0/16"], False),
+        (METADATA, [METADATA], True),
+        ("fd00:ec2::254", ["fd00::/8"], False),
+        ("fd00:ec2::254", ["fd00:ec2::254/128"], True),
+        (PUBLIC, [], True),
+    ]
+    for address, allowed, fits in rows:
+        assert (Policy(networks=networks(allowed)).objection(address, secure=True) is None) is fits, (address, allowed)
+    assert private.objection("10.0.0.1", secure=False) is None
+    assert "only https" in str(private.objection(PUBLIC, secure=False))
+    assert Policy(http=True).objection(PUBLIC, secure=False) is None
+    assert "private" in str(Policy(http=True).objection("10.0.0.1", secure=False))
+
+
+class Names:
+    """A resolver that gives these answers in turn, and counts its calls."""
+
+    def __init__(self, *answers: Sequence[str]) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def __call__(self, _host: str, _port: int) -> list[str]:
+        answer = self.answers[min(self.asked, len(self.answers) - 1)]
+        self.asked += 1
+        return list(answer)
+
+
+class Wire:
+    """A network without servers that records which addresses were dialled."""
+
+    def __init__(self) -> None:
+        self.dialled: list[str] = []
+
+    async def __call__(self, address: str, _port: int) -> Stream:
+        self.dialled.append(address)
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no listener")
+
+
+def made(url: str, policy: Policy, names: Resolve, dial: Dial = dialled, timeout: float = 15.0) -> Client:
+    trusted = ssl.create_default_context()
+    return Client(target(url, policy), policy, timeout, connections=1, trusted=trusted, resolve=names, dial=dial)
+
+
+async def reason_of(client: Client) -> str:
+    with pytest.raises(Unreachable) as caught:
+        await client.post({}, b"{}")
+    await client.close()
+    return str(caught.value)
+
+
+async def test_name_that_resolves_to_a_private_address_is_not_connected_to() -> None:
+    for addresses in (
+        ["127.0.0.1"], ["::1"], ["10.0.0.1"], [METADATA], [f"::ffff:{METADATA}"], ["0.0.0.0"], ["fe80::1%lo"],  # noqa: S104 - refused
+        [PUBLIC, "127.0.0.1"], ["127.0.0.1", PUBLIC], ["2606:2800:21f::1", "64:ff9b::7f00:1"],
+    ):  # fmt: skip
+        wire = Wire()
+        client = made("https://innocent.example/", Policy(), Names(addresses), wire)
+        assert "which allow_private does not allow" in await reason_of(client), addresses
+        assert wire.dialled == [], addresses
+    client = made("https://empty.example/", Policy(), Names([]))
+    assert "has no address" in await reason_of(client)
+
+
+async def test_checked_address_is_the_one_that_is_dialled() -> None:
+    names = Names([PUBLIC], ["127.0.0.1"])
+    wire = Wire()
+    client = made("https://rebinding.example/", Policy(), names, wire)
+    assert "no listener" in await reason_of(client)
+    assert (names.asked, wire.dialled) == (1, [PUBLIC])
+    assert "loopback" in await reason_of(client)
+    assert (names.asked, wire.dialled) == (2, [PUBLIC])
+
+
+async def test_name_is_resolved_and_checked_for_each_connection() -> None:
+    async with Receiver.running() as receiver:
+        policy = Policy(networks=networks(["127.0.0.1"]))
+        names = Names(["127.0.0.1"], ["127.0.0.2"])
+        client = made(f"http://rebinding.example:{receiver.port}/", policy, names)
+        for _ in range(3):
+            assert (await client.post({}, b"{}")).status == 200
+        assert names.asked == 1
+        await client.close()
+        assert "127.0.0.2 is a loopback address" in await reason_of(client)
+        assert len(receiver.requests) == 3
+        assert {each.headers["host"] for each in receiver.requests} == {f"rebinding.example:{receiver.port}"}
+        second = made(f"http://two.example:{receiver.port}/", Policy(private=True), Names(["127.0.0.9", "127.0.0.1"]))
+        assert (await second.post({}, b"{}")).status == 200, "the next address is tried"
+        await second.close()
+
+
+async def test_connection_to_another_address_is_closed(eventually: Eventually) -> None:
+    async def redirected(_address: str, port: int) -> Stream:
+        return await dialled("127.0.0.1", port)
+
+    async def lost(address: str, port: int) -> Stream:
+        stream = await dialled(address, port)
+        transport: Any = stream._transport
+        transport._extra["peername"] = None  # the kernel no longer knows the address
+        return stream
+
+    async with Receiver.running() as receiver:
+
+        async def closed() -> bool:
+            return receiver.connected == 0
+
+        url = f"http://straight.example:{receiver.port}/"
+        client = made(url, Policy(http=True), Names([PUBLIC]), redirected)
+        assert "127.0.0.1 is a loopback address" in await reason_of(client)
+        client = made(f"http://127.0.0.1:{receiver.port}/", Policy(private=True), Names(["127.0.0.1"]), lost)
+        assert "disconnected" in await reason_of(client)
+        await eventually(closed)
+        assert receiver.requests == []
+
+
+async def test_name_that_does_not_resolve_is_a_failure() -> None:
+    async def hanging(_host: str, _port: int) -> list[str]:
+        await asyncio.Event().wait()
+        return []
+
+    client = made("https://slow.example/", Policy(), hanging, timeout=0.2)
+    assert "did not answer within 0.2 s" in await reason_of(client)
+    publisher = open_publisher("webhook", {"url": "https://no.such.name.invalid/", "secret": SECRET}, 30.0)
+    (outcome,) = await publisher.publish([event(1)])
+    await publisher.close()
+    assert isinstance(outcome, Failed)
+    assert "does not resolve" in outcome.why
+
+
+async def test_localhost_is_resolved_and_checked() -> None:
+    async with Receiver.running() as receiver:
+        for name in ("localhost", "LOCALHOST"):
+            options = {"url": f"https://{name}:{receiver.port}/", "secret": SECRET}
+            publisher = open_publisher("webhook", options, 30.0)
+            (outcome,) = await publisher.publish([event(1)])
+            await publisher.close()
+            assert isinstance(outcome, Failed), name
+            assert "loopback address" in outcome.why, name
+        local = {"url": f"http://localhost:{receiver.port}/", "allow_private": ["127.0.0.0/8", "::1"]}
+        allowed = open_publisher("webhook", {**local, "secret": SECRET}, 30.0)
+        assert await allowed.publish([event(1)]) == [Published("200")]
+        await allowed.close()
+    assert await resolved("127.0.0.1", 80) == ["127.0.0.1"]
+
+
+async def test_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{unused.getsockname()[1]}")
+        async with Receiver.running() as receiver:
+            publisher = open_publisher("webhook", {"url": receiver.url, "secret": SECRET, "allow_private": True}, 30.0)
+            assert await publisher.publish([event(1)]) == [Published("200")]
+            await publisher.close()

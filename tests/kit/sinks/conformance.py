@@ -18,7 +18,7 @@ from bartleby.sinks.publisher import Outcome, Published, Publisher
 
 TIMEOUT, PATIENT = 1.0, 15.0
 """The timeout where no answer comes, and where one does."""
-PATIENCE = 5.0
+PATIENCE = 30.0
 """How much longer than its timeout a call may take on a busy machine."""
 
 

@@ -45,6 +45,8 @@ class Reply:
     """nothing is answered, and the connection is closed"""
     wait: asyncio.Event | None = None
     """nothing is answered before this"""
+    body_wait: asyncio.Event | None = None
+    """the body is not sent before this"""
 
 
 class Receiver:
@@ -133,6 +135,8 @@ class Receiver:
         headers = {"Content-Length": str(len(reply.body) * reply.repeated), **reply.headers}
         lines = [f"HTTP/1.1 {reply.status} Whatever", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
         await self._write(writer, "\r\n".join(lines).encode("latin-1"), reply.pause if reply.slow_head else 0)
+        if reply.body_wait is not None:
+            await reply.body_wait.wait()
         for _ in range(reply.repeated):
             await self._write(writer, reply.body, reply.pause)
 

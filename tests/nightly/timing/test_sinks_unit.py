@@ -16,8 +16,11 @@ from bartleby.failure import Recorder
 from bartleby.fingerprint import normalised
 from bartleby.policy import classify
 from bartleby.redaction import Redactor
+from bartleby.sinks import open_publisher
 from tests.kit import poison
-from tests.kit.sinks.conformance import event, events, harness, publish_all
+from tests.kit.sinks.conformance import event, events, harness, named, publish_all
+from tests.kit.sinks.harness_webhook import SECRET
+from tests.kit.sinks.receiver import Receiver, Reply
 from tests.unit.test_failure import REPEATED as REDACTED
 from tests.unit.test_failure import outer, raised, wrapping
 from tests.unit.test_fingerprint import REPEATED as NORMALISED
@@ -118,6 +121,14 @@ async def test_timeout_that_races_with_the_end_of_a_handler_hits_no_other_messag
     assert not stray
     assert [settlement for message_id, settlement in collected.settled if message_id % 2 == 0] == [None] * 30
     assert len(collected.settled) == 60
+
+
+async def test_each_answer_of_a_webhook_has_the_whole_timeout() -> None:
+    async with Receiver.running(lambda _: Reply(slow_head=True, pause=0.01)) as receiver:
+        options = {"url": receiver.url, "secret": SECRET, "allow_private": True, "concurrency": 1}
+        publisher = open_publisher("webhook", options, 2.0)
+        assert named(await publisher.publish(events(8))) == ["Published"] * 8
+        await publisher.close()
 
 
 @pytest.mark.parametrize("kind", ["nats", "redis", "rabbitmq", "kafka"])
