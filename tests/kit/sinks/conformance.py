@@ -1,6 +1,6 @@
 """What the conformance suite must know of a sink, to ask the same of each.
 
-A sink of the kind `nats` has a module tests/kit/sinks/harness_nats.py with a class `Harness`, which is a Sink. It starts
+A sink of the kind `nats` has a module harness_nats.py with a class `Harness`, which is a Sink. It starts
 the real thing, breaks it and reads what arrived. test_conformance.py finds it by its name.
 """
 
@@ -10,11 +10,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from bartleby.sinks import open_publisher
-from bartleby.sinks.publisher import Outcome, Published, Publisher
+from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher, Readable, Refused
 
 TIMEOUT, PATIENT = 1.0, 15.0
 """The timeout where no answer comes, and where one does."""
@@ -40,10 +41,6 @@ class Sink(ABC):
     kind: ClassVar[str]
     durable: ClassVar[bool] = True
     """What it has confirmed survives its being killed."""
-    bad_options: ClassVar[Sequence[tuple[str, Any]]] = ()
-    """Options with a value that cannot be used: the error names them."""
-    required: ClassVar[Sequence[str]] = ()
-    """Options, all of options(), without which there is no publisher."""
     too_large: ClassVar[int | None] = None
     """So many bytes of data that the sink refuses an event; None: it takes everything."""
     cannot: ClassVar[Mapping[str, str]] = {}
@@ -158,6 +155,19 @@ def from_body(body: bytes, key: str) -> Arrival:
 def named(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the outcomes by their names: easy to compare, and to read when they differ."""
     return [type(each).__name__ for each in outcomes]
+
+
+def why(outcome: Outcome) -> str:
+    """Return the reason of an outcome that is not Published."""
+    assert isinstance(outcome, Failed | Refused), outcome
+    return outcome.why
+
+
+async def stored_ids(publisher: Publisher, since: datetime | None = None) -> list[str]:
+    """Return what a sink that can be read says it has, from this time on."""
+    assert isinstance(publisher, Readable)
+    since = since or datetime(2020, 1, 1, tzinfo=UTC)
+    return [each async for each in publisher.ids(since, datetime.now(UTC))]
 
 
 def harness(kind: str) -> type[Sink]:

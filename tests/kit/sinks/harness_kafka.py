@@ -27,14 +27,6 @@ class Harness(Sink):
     """stop() has the brokers refuse connections; what they hold they keep."""
 
     kind = "kafka"
-    required = ("brokers",)
-    bad_options = (
-        ("brokers", " "),
-        ("brokers", [1]),
-        ("topic", "{colour}"),
-        ("security.protocol", "carrier pigeon"),
-        ("message.max.bytes", "5"),
-    )
     too_large = 100_000
     cannot: ClassVar[Mapping[str, str]] = {
         "kill": "the mock cluster has its records in memory, and new ports each time"

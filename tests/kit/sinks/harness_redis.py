@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError
@@ -15,21 +14,11 @@ from tests.kit.sinks.servers import Process, free_port, program
 
 class Harness(Sink):
     kind = "redis"
-    required = ("url",)
-    bad_options: ClassVar[Sequence[tuple[str, Any]]] = (
-        ("url", "http://127.0.0.1"),
-        ("url", 7),
-        ("stream", ""),
-        ("maxlen", -1),
-        ("maxlen", "many"),
-        ("max_bytes", -5),
-        ("tls_ca", "/nowhere/ca.pem"),
-    )
     too_large = 1_100_000
 
-    def __init__(self, folder: Path, port: int | None = None, **more: str) -> None:
+    def __init__(self, folder: Path, **more: str) -> None:
         super().__init__(folder)
-        self.port = port or free_port()
+        self.port = free_port()
         settings = {
             "bind": "127.0.0.1",
             "port": self.port,

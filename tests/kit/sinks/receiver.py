@@ -36,8 +36,6 @@ class Reply:
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b"ok"
-    repeated: int = 1
-    """how many times the body is sent"""
     pause: float = 0
     """before each byte of the body, or of everything if `slow_head`"""
     slow_head: bool = False
@@ -56,7 +54,6 @@ class Receiver:
         self.answer = answer or (lambda _: Reply())
         self.requests: list[Request] = []
         self.port = port
-        self.sent = 0
         self._connections = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -132,13 +129,12 @@ class Receiver:
         return True
 
     async def _send(self, writer: asyncio.StreamWriter, reply: Reply) -> None:
-        headers = {"Content-Length": str(len(reply.body) * reply.repeated), **reply.headers}
+        headers = {"Content-Length": str(len(reply.body)), **reply.headers}
         lines = [f"HTTP/1.1 {reply.status} Whatever", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
         await self._write(writer, "\r\n".join(lines).encode("latin-1"), reply.pause if reply.slow_head else 0)
         if reply.body_wait is not None:
             await reply.body_wait.wait()
-        for _ in range(reply.repeated):
-            await self._write(writer, reply.body, reply.pause)
+        await self._write(writer, reply.body, reply.pause)
 
     async def _write(self, writer: asyncio.StreamWriter, content: bytes, pause: float) -> None:
         pieces = [content[at : at + 1] for at in range(len(content))] if pause else [content]
@@ -146,7 +142,6 @@ class Receiver:
             await asyncio.sleep(pause)
             writer.write(piece)
             await writer.drain()
-            self.sent += len(piece)
 
 
 def _recorded(file: Path, style: str) -> Callable[[Request], Reply]:

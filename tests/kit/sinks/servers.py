@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 STARTING = 60.0
@@ -116,6 +116,14 @@ class Process:
         if self._process is not None and self.running:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+
+async def until(condition: Callable[[], Awaitable[object]]) -> None:
+    """Wait until something asked again and again is true."""
+    deadline = time.monotonic() + STARTING
+    while not await condition():
+        assert time.monotonic() < deadline, "the condition was not met"
+        await asyncio.sleep(0.02)
 
 
 async def accepts(port: int) -> bool:
