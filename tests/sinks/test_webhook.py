@@ -24,7 +24,7 @@ from bartleby.sinks.webhook import signed
 from tests.kit.sinks.conformance import event, events, named
 from tests.kit.sinks.harness_webhook import SECRET
 from tests.kit.sinks.receiver import Receiver, Reply, Request
-from tests.sinks.conftest import Eventually
+from tests.kit.sinks.servers import until
 
 NEW_SECRET = "whsec_plJ3nmyCDGBKInavdOK15jsl6b5VlKzhNXZsOtsPXnA="
 PATIENT, SOON = 60.0, 0.5
@@ -204,8 +204,9 @@ async def test_server_that_does_not_answer_properly_is_a_failure() -> None:
 
 async def test_body_is_not_waited_for() -> None:
     never = asyncio.Event()
-    assert await outcome_of(Reply(200, body=b"x" * 1000, body_wait=never)) == Published("200")
-    assert isinstance(await outcome_of(Reply(500, body=b"x" * 1000, body_wait=never)), Failed)
+    async with asyncio.timeout(30):
+        assert await outcome_of(Reply(200, body=b"x" * 1000, body_wait=never)) == Published("200")
+        assert isinstance(await outcome_of(Reply(500, body=b"x" * 1000, body_wait=never)), Failed)
 
 
 async def test_connections_are_kept_bounded_and_used_at_once(receiver: Receiver) -> None:
@@ -314,7 +315,7 @@ async def test_plain_text_before_the_handshake_is_a_failure(trusted: str, receiv
     assert receiver.requests == []
 
 
-async def test_cancelled_handshake_leaves_no_socket(receiver: Receiver, eventually: Eventually) -> None:
+async def test_cancelled_handshake_leaves_no_socket(receiver: Receiver) -> None:
     async def connected() -> bool:
         return receiver.connected > 0
 
@@ -323,8 +324,8 @@ async def test_cancelled_handshake_leaves_no_socket(receiver: Receiver, eventual
 
     publisher = opened(f"https://127.0.0.1:{receiver.port}/hook")  # the receiver waits for plain text
     publishing = asyncio.create_task(publisher.publish([event(1)]))
-    await eventually(connected)
+    await until(connected)
     publishing.cancel()
     await asyncio.wait([publishing])
-    await eventually(closed)
+    await until(closed)
     await publisher.close()

@@ -18,7 +18,7 @@ from bartleby.sinks.publisher import Failed, Published
 from tests.kit.sinks.conformance import event
 from tests.kit.sinks.harness_webhook import SECRET
 from tests.kit.sinks.receiver import Receiver
-from tests.sinks.conftest import Eventually
+from tests.kit.sinks.servers import until
 
 PUBLIC = "93.184.215.14"
 METADATA = "169.254.169.254"
@@ -194,7 +194,7 @@ async def test_name_is_resolved_and_checked_for_each_connection() -> None:
         await second.close()
 
 
-async def test_connection_to_another_address_is_closed(eventually: Eventually) -> None:
+async def test_connection_to_another_address_is_closed() -> None:
     async def redirected(_address: str, port: int) -> Stream:
         return await dialled("127.0.0.1", port)
 
@@ -214,7 +214,7 @@ async def test_connection_to_another_address_is_closed(eventually: Eventually) -
         assert "127.0.0.1 is a loopback address" in await reason_of(client)
         client = made(f"http://127.0.0.1:{receiver.port}/", Policy(private=True), Names(["127.0.0.1"]), lost)
         assert "disconnected" in await reason_of(client)
-        await eventually(closed)
+        await until(closed)
         assert receiver.requests == []
 
 

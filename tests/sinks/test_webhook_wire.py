@@ -18,7 +18,7 @@ from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher
 from tests.kit.sinks.conformance import event, events, named
 from tests.kit.sinks.harness_webhook import SECRET
 from tests.kit.sinks.receiver import Receiver, Reply
-from tests.sinks.conftest import Eventually
+from tests.kit.sinks.servers import until
 
 OK = b"HTTP/1.1 200 OK\r\n"
 FINE = OK + b"Content-Length: 2\r\n\r\nok"
@@ -117,8 +117,7 @@ async def one_by_one(url: str, count: int, **options: Any) -> list[Outcome]:
 
 
 KEPT = [
-    b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nok",
-    b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok",
+    b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nok", b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok",
     b"HTTP/1.1 100 Continue\r\n\r\n" + FINE,
     b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\nConnection: keep-alive\r\n\r\n" * 50 + FINE,
     OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
@@ -126,22 +125,17 @@ KEPT = [
     OK + b"Transfer-Encoding: chunked\r\nContent-Length: 9\r\n\r\n2\r\nok\r\n0\r\n\r\n",
     OK + b"Upgrade: h2,h2c\r\nConnection: Upgrade, Keep-Alive\r\nContent-Length: 2\r\n\r\nok",
     OK + b"X-Empty:\r\nX-Latin: \xe4\r\nContent-Length: 2\r\n\r\nok",
-    b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok",
-    b"HTTP/1.1 204 No Content\r\n\r\n",
+    b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok", b"HTTP/1.1 204 No Content\r\n\r\n",
     OK + b"X-Long: " + b"x" * 40_000 + b"\r\nContent-Length: 2\r\n\r\nok",
-]
+]  # fmt: skip
 
 
 DROPPED = [
-    OK + b"Connection: close\r\nContent-Length: 2\r\n\r\nok",
-    OK + b"\r\nno length",
-    b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
-    b"HTTP/1.0 200 OK\r\n\r\nok",
-    OK + b"Content-Length: 20\r\n\r\ncut short",
-    OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n",
-    OK + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n",
-    OK + b"Transfer-Encoding: gzip\r\n\r\nok",
-]
+    OK + b"Connection: close\r\nContent-Length: 2\r\n\r\nok", OK + b"\r\nno length",
+    b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", b"HTTP/1.0 200 OK\r\n\r\nok",
+    OK + b"Content-Length: 20\r\n\r\ncut short", OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n",
+    OK + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n", OK + b"Transfer-Encoding: gzip\r\n\r\nok",
+]  # fmt: skip
 
 
 async def test_connection_is_kept_or_replaced_as_the_answer_says() -> None:
@@ -154,20 +148,14 @@ async def test_connection_is_kept_or_replaced_as_the_answer_says() -> None:
 
 
 MALFORMED = [
-    b"SSH-2.0-OpenSSH_9.9\r\n",
-    b"\x15\x03\x01\x00\x02\x02\x46",
-    b"ICY 200 OK\r\n\r\n",
-    b"HTTP/1.1 abc OK\r\n\r\n",
+    b"SSH-2.0-OpenSSH_9.9\r\n", b"\x15\x03\x01\x00\x02\x02\x46", b"ICY 200 OK\r\n\r\n", b"HTTP/1.1 abc OK\r\n\r\n",
     b"HTTP/1.1 2000 OK\r\nContent-Length: 2\r\n\r\nok",
     b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nbytes",
-    b"HTTP/1.1 100 Continue\r\n\r\n",
-    OK + b"Content-Length: -2\r\n\r\nok",
+    b"HTTP/1.1 100 Continue\r\n\r\n", OK + b"Content-Length: -2\r\n\r\nok",
     OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nok",
-    OK + b"Content-Length: 99999999999999999999999999\r\n\r\nok",
-    OK + b"no colon\r\nContent-Length: 2\r\n\r\nok",
-    OK + b"X: a\x00b\r\nContent-Length: 2\r\n\r\nok",
-    OK + b"Content-Le",
-]
+    OK + b"Content-Length: 99999999999999999999999999\r\n\r\nok", OK + b"no colon\r\nContent-Length: 2\r\n\r\nok",
+    OK + b"X: a\x00b\r\nContent-Length: 2\r\n\r\nok", OK + b"Content-Le",
+]  # fmt: skip
 
 
 async def test_malformed_answer_is_a_failure_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
@@ -264,7 +252,7 @@ async def test_answer_before_the_end_of_the_request_is_read_and_the_connection_c
     assert heard == 2
 
 
-async def test_cancelled_requests_leave_no_socket(eventually: Eventually) -> None:
+async def test_cancelled_requests_leave_no_socket() -> None:
     asked = left = 0
 
     async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
@@ -285,14 +273,14 @@ async def test_cancelled_requests_leave_no_socket(eventually: Eventually) -> Non
     async with serving(silent) as url:
         publisher = opened(url)
         publishing = asyncio.create_task(publisher.publish(events(20)))
-        await eventually(all_asked)
+        await until(all_asked)
         publishing.cancel()
         await asyncio.wait([publishing])
-        await eventually(all_left)  # without close()
+        await until(all_left)  # without close()
         assert (publishing.cancelled(), asked) == (True, 8)
 
 
-async def test_closed_publisher_leaves_no_socket(eventually: Eventually) -> None:
+async def test_closed_publisher_leaves_no_socket() -> None:
     answered = asyncio.Event()
     async with Receiver.running(lambda _: Reply(wait=answered)) as receiver:
 
@@ -304,15 +292,15 @@ async def test_closed_publisher_leaves_no_socket(eventually: Eventually) -> None
 
         publisher = opened(receiver.url)
         publishing = asyncio.create_task(publisher.publish(events(3)))
-        await eventually(asked)
+        await until(asked)
         await publisher.close()
         answered.set()
         assert await publishing == [Published("200")] * 3
-        await eventually(left)
+        await until(left)
         await publisher.publish(events(20))
         assert receiver.connected > 0
         await publisher.close()
-        await eventually(left)
+        await until(left)
 
 
 async def test_headers_before_and_after_the_answer_are_ignored() -> None:

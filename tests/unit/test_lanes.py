@@ -1,6 +1,7 @@
 """Lanes without a database: how much they claim, in which order they run, and that no slot or message is lost."""
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
@@ -10,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bartleby import Message, Snooze, lanes, threads
-from bartleby.execute import Executor, Failed, Released, Settlement
+from bartleby import Message, lanes, threads
+from bartleby.execute import Executor, Failed, Settlement
 from bartleby.failure import Recorder
 from bartleby.handlers import handler
 from bartleby.held import Backlog, Held
@@ -300,18 +301,6 @@ def test_pace_gives_no_more_turns_than_its_rate(monkeypatch: pytest.MonkeyPatch)
     assert [bool(pace.wait()) for _ in range(3)].count(False) <= 2, "it saves up one turn at most"
 
 
-async def test_release_requested_by_the_handler_is_passed_on() -> None:
-    async def snooze(message: Message) -> object:
-        return Snooze(5)
-
-    lane, collected = lane_of(snooze)
-    lane.put(lease(1), messages(1))
-    await collected.wait(1)
-    settlement = collected.settled[0][1]
-    assert isinstance(settlement, Released)
-    assert settlement.delay == 5
-
-
 # Threads
 
 
@@ -377,7 +366,10 @@ async def test_thread_that_cannot_be_interrupted_keeps_its_slot_and_settles_once
 
     def handle(message: Message) -> None:
         if message.id == 1:
-            stuck.acquire()
+            with contextlib.suppress(BaseException):  # the interruption arrives late, and is swallowed
+                stuck.acquire()
+                while True:
+                    time.sleep(0.001)
 
     lane, collected = threads_of(opened, handle, concurrency=2)
     lane.put(lease(5), messages(5))

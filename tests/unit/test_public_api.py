@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import pydoc
 from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any, get_args, get_origin
@@ -124,14 +123,6 @@ def test_operator_actions_take_actor_reason_and_request_id_by_keyword() -> None:
         if inspect.signature(CALLS[name]).parameters[each].kind is not inspect.Parameter.KEYWORD_ONLY
     ]
     assert wrong == []
-
-
-def test_help_shows_signature_and_docstring() -> None:
-    text = pydoc.plain(pydoc.render_doc(Client(DSN).send))
-    assert "payload: object" in text
-    assert "-> bartleby.message.MessageId" in text.replace("'", "")
-    assert "Send one message; return its id." in text
-    assert "Call[" not in text
 
 
 def test_call_can_be_built_without_a_database() -> None:

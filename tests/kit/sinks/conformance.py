@@ -1,7 +1,7 @@
-"""What the conformance suite must know of a sink, to ask the same of each.
+"""What the conformance suite needs to know of a sink.
 
-A sink of the kind `nats` has a module harness_nats.py with a class `Harness`, which is a Sink. It starts
-the real thing, breaks it and reads what arrived. test_conformance.py finds it by its name.
+A sink of the kind `nats` has a module harness_nats.py with a class `Harness`, which is a Sink: it starts the real
+server, breaks it and reads what arrived.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, cast
 from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher, Readable, Refused
 
-TIMEOUT, PATIENT = 1.0, 15.0
+TIMEOUT, PATIENT = 1.0, 60.0
 """The timeout where no answer comes, and where one does."""
 PATIENCE = 30.0
 """How much longer than its timeout a call may take on a busy machine."""
@@ -30,21 +30,21 @@ class Arrival:
     id: str
     """The id of the event."""
     key: str
-    """What the field has by which the other side recognises duplicates."""
+    """The value by which consumers recognise duplicates."""
     body: bytes | None
-    """The CloudEvent in structured JSON; None where the sink has a form of its own."""
+    """The CloudEvent in structured JSON; None where the sink has a format of its own."""
 
 
 class Sink(ABC):
-    """A real server and what there is to know about its sink. One instance a test; `folder` is for its files."""
+    """A real server and the properties of its sink. One instance a test; `folder` is for its files."""
 
     kind: ClassVar[str]
     durable: ClassVar[bool] = True
-    """What it has confirmed survives its being killed."""
+    """Confirmed events survive kill()."""
     too_large: ClassVar[int | None] = None
-    """So many bytes of data that the sink refuses an event; None: it takes everything."""
+    """Bytes of data with which the sink refuses an event; None: it takes every size."""
     cannot: ClassVar[Mapping[str, str]] = {}
-    """What cannot be done to it, each with the reason: any of stop, kill, hang."""
+    """Actions that are impossible (stop, kill, hang), each with the reason."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -91,7 +91,7 @@ class Sink(ABC):
 
 
 def event(number: int, *, data_bytes: int = 0) -> dict[str, Any]:
-    """Return the event that tells of the death of message `number`."""
+    """Return the event for the death of message `number`."""
     data: dict[str, Any] = {
         "message_id": number,
         "queue": "orders",

@@ -1,4 +1,4 @@
-"""A real redis-server for the redis sink. It answers when what it was told is on the disk."""
+"""A real redis-server for the redis sink. It answers when an entry is on the disk."""
 
 import asyncio
 import contextlib

@@ -8,7 +8,6 @@ can be ordered, error by error.
 Run as a program it takes orders on standard input, one a line, and ends with it.
 """
 
-import contextlib
 import ctypes
 import importlib.util
 import signal
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 BROKERS = 3
@@ -53,7 +51,7 @@ class Cluster:
         self._order("down")
 
     def refuse(self, topic: str, error: int) -> None:
-        """Answer with this error to whoever asks for the topic; NO_ERROR ends it."""
+        """Answer requests for the topic with this error; NO_ERROR ends it."""
         self._order(f"refuse {topic} {error}")
 
     def fail(self, error: int, times: int = 1) -> None:
@@ -94,16 +92,6 @@ class Cluster:
     def _read(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().rstrip("\n")
-
-
-@contextlib.contextmanager
-def running() -> Iterator[Cluster]:
-    """A cluster until the end of the block."""
-    cluster = Cluster()
-    try:
-        yield cluster
-    finally:
-        cluster.close()
 
 
 def library() -> ctypes.CDLL:
@@ -159,7 +147,7 @@ def serve() -> None:
 
 
 def say(line: str) -> None:
-    """Answer whoever gave the order."""
+    """Answer an order."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -46,7 +46,7 @@ class Cluster:
             await each.stop()
 
     async def stream(self) -> StreamInfo | None:
-        """Return what is known of the stream; None while nobody answers for it."""
+        """Return what is known of the stream; None while no server answers for it."""
         try:
             async with connected(self.running()) as client:
                 return await client.jetstream(timeout=2).stream_info("bartleby")

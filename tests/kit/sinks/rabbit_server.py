@@ -1,7 +1,7 @@
 """A RabbitMQ of our own: one node on free loopback ports, its files in a temporary folder, no plugins, no service.
 
 It takes some seconds to start, so one is shared by all tests of a process (`shared()`); each has a queue of its own.
-The node and its epmd die with whoever started them, whatever happens.
+The node and its epmd die with the process that started them.
 """
 
 import asyncio

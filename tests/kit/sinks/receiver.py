@@ -1,4 +1,4 @@
-"""A small real HTTP(S) server that answers as it is told: well, late, never, too much, or with an error.
+"""A small real HTTP(S) server that answers as the test wants: well, late, never, too much, or with an error.
 
 In a test it runs in the test's own loop. As a program (`python -m tests.kit.sinks.receiver PORT FILE STYLE`) it is a
 process that can be killed and frozen; what it confirmed is in FILE first, one JSON line a request.

@@ -20,7 +20,7 @@ PORTS = range(16_000, 32_000)
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on.
+    """Return a free port.
 
     It is none that the kernel gives away, and each test process has its own: a server finds it free when it is started,
     also when it has been down for a while.
@@ -102,7 +102,7 @@ class Process:
         await asyncio.to_thread(self._process.wait, STOPPING)
 
     def freeze(self) -> None:
-        """Stop it where it is: the kernel accepts connections and bytes for it, nobody answers."""
+        """Stop it where it is: the kernel accepts connections and bytes for it, and it does not answer."""
         assert self._process is not None
         self.send(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # its threads stop one after the other
@@ -127,7 +127,7 @@ async def until(condition: Callable[[], Awaitable[object]]) -> None:
 
 
 async def accepts(port: int) -> bool:
-    """Return whether somebody accepts connections on a port."""
+    """Return whether a server accepts connections on a port."""
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
