@@ -16,6 +16,7 @@ from typing import Any, ClassVar, cast
 
 from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher, Readable, Refused
+from tests.kit.sinks.servers import Process
 
 TIMEOUT, PATIENT = 1.0, 60.0
 """The timeout where no answer comes, and where one does."""
@@ -88,6 +89,27 @@ class Sink(ABC):
     def publisher(self, timeout: float = TIMEOUT, **changes: object) -> Publisher:
         """Return a publisher for it, with options changed."""
         return open_publisher(self.kind, {**self.options(), **changes}, timeout)
+
+
+class ProcessSink(Sink):
+    """A sink whose server is one process."""
+
+    process: Process
+
+    async def start(self) -> None:
+        await self.process.start()
+
+    async def stop(self) -> None:
+        await self.process.stop()
+
+    async def kill(self) -> None:
+        await self.process.kill()
+
+    async def hang(self) -> None:
+        self.process.freeze()
+
+    async def wake(self) -> None:
+        self.process.thaw()
 
 
 def event(number: int, *, data_bytes: int = 0) -> dict[str, Any]:

@@ -41,24 +41,19 @@ class Harness(Sink):
         return {"brokers": shared().brokers, "topic": self._topic, "message.max.bytes": str(self.too_large)}
 
     async def start(self) -> None:
-        """Have the brokers up."""
         shared().up()
 
     async def stop(self) -> None:
-        """Have them down."""
         shared().thaw()
         shared().down()
 
     async def hang(self) -> None:
-        """Freeze them."""
         shared().freeze()
 
     async def wake(self) -> None:
-        """Thaw them."""
         shared().thaw()
 
     async def arrived(self) -> list[Arrival]:
-        """Return what is in the topic."""
         return [
             Arrival(json.loads(value)["id"], dict(headers)["ce_id"].decode(), value)
             for _, value, headers in await asyncio.to_thread(read, self._topic)

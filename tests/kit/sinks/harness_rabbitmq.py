@@ -23,7 +23,6 @@ class Harness(Sink):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Return how to get the server, if it is not on this machine."""
         return rabbit_server.missing()
 
     def options(self) -> dict[str, Any]:
@@ -35,12 +34,10 @@ class Harness(Sink):
         }
 
     async def start(self) -> None:
-        """Start the node if it was killed, and open the gate."""
         rabbit_server.shared().start()
         await self._gate.open()
 
     async def stop(self) -> None:
-        """Shut the gate."""
         rabbit_server.shared().thaw()
         await self._gate.shut()
 
@@ -53,14 +50,11 @@ class Harness(Sink):
         await asyncio.to_thread(rabbit_server.shared().kill)
 
     async def hang(self) -> None:
-        """Freeze the node."""
         rabbit_server.shared().freeze()
 
     async def wake(self) -> None:
-        """Thaw the node."""
         rabbit_server.shared().thaw()
 
     async def arrived(self) -> list[Arrival]:
-        """Return what is in the queue."""
         found = await rabbit_server.shared().read(self._queue)
         return [from_body(each.body, str(each.header.properties.message_id)) for each in found]

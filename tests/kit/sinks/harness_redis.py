@@ -8,11 +8,11 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError
 
-from tests.kit.sinks.conformance import Arrival, Sink, from_body
+from tests.kit.sinks.conformance import Arrival, ProcessSink, from_body
 from tests.kit.sinks.servers import Process, free_port, program
 
 
-class Harness(Sink):
+class Harness(ProcessSink):
     kind = "redis"
     too_large = 1_100_000
 
@@ -50,18 +50,6 @@ class Harness(Sink):
                     await client.ping()
                     return
                 await asyncio.sleep(0.01)
-
-    async def stop(self) -> None:
-        await self.process.stop()
-
-    async def kill(self) -> None:
-        await self.process.kill()
-
-    async def hang(self) -> None:
-        self.process.freeze()
-
-    async def wake(self) -> None:
-        self.process.thaw()
 
     async def arrived(self) -> list[Arrival]:
         async with self.client() as client:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.kit.sinks import receiver
-from tests.kit.sinks.conformance import Arrival, Sink, from_body
+from tests.kit.sinks.conformance import Arrival, ProcessSink, from_body
 from tests.kit.sinks.servers import Process, free_port
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
-class Harness(Sink):
+class Harness(ProcessSink):
     kind = "webhook"
     too_large: ClassVar[int | None] = receiver.LARGEST
     style = "webhook"
@@ -25,21 +25,6 @@ class Harness(Sink):
 
     def options(self) -> dict[str, Any]:
         return {"url": f"http://127.0.0.1:{self.port}/hook", "secret": SECRET, "allow_private": True}
-
-    async def start(self) -> None:
-        await self.process.start()
-
-    async def stop(self) -> None:
-        await self.process.stop()
-
-    async def kill(self) -> None:
-        await self.process.kill()
-
-    async def hang(self) -> None:
-        self.process.freeze()
-
-    async def wake(self) -> None:
-        self.process.thaw()
 
     async def arrived(self) -> list[Arrival]:
         """Return the arrivals by number: several are sent at once, and only events of one subject have an order."""

@@ -99,7 +99,6 @@ class Server:
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it with -9."""
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
@@ -113,7 +112,6 @@ class Server:
             time.sleep(0.001)
 
     def thaw(self) -> None:
-        """End freeze()."""
         if self._node is not None and self._node.poll() is None:
             self._node.send_signal(signal.SIGCONT)
 
@@ -128,7 +126,6 @@ class Server:
         self.control("eval", "ok = mnesia:sync_log().")
 
     def close(self) -> None:
-        """End it for good."""
         self.kill()
         self._epmd.kill()
         self._epmd.wait()
@@ -193,7 +190,6 @@ class Gate:
         self._carrying: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Let clients through."""
         if self._server is None:
             self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, ssl=self._certificate)
 
