@@ -1,122 +1,188 @@
-"""`bartleby doctor` warns of what will hurt letters later: retention, bugs that are back, plans that nobody runs."""
+"""`bartleby doctor`: a line for each check, and a warning for everything that will hurt later."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
-from bartleby import Client, Failure
+from bartleby import Client, __version__
 from bartleby.replaying import DUTY
+from bartleby.surfaces import checkup
+from tests.cli.conftest import Screen
+from tests.kit.burying import bury
 from tests.kit.clock import move_clock
-from tests.kit.commands import Done
+from tests.kit.commands import HOSTILE, STEERING, Done
+from tests.kit.relay import Bus, add, relaying, sink
+from tests.kit.worker import until
 
 Conn = psycopg.Connection[tuple[Any, ...]]
-Bartlebys = Callable[..., Done]
+Run = Callable[..., Done]
 ANA: dict[str, Any] = {"actor": "ana", "reason": "so it is"}
 
 
 @pytest.fixture
-def client(dsn: str) -> Iterator[Client]:
-    with Client(dsn) as opened:
-        opened.create_queue("orders", {"max_attempts": 1})
-        yield opened
+def finding(bartleby: Run) -> Callable[[str], tuple[str, str]]:
+    """Return status and text of one check."""
+
+    def find(check: str) -> tuple[str, str]:
+        [found] = [each for each in bartleby("doctor", "--json").document if each["check"] == check]
+        return found["status"], found["text"]
+
+    return find
 
 
-def die(client: Client, version: str | None = None) -> int:
-    sent = client.send("orders", 1)
-    lease = client.claim("orders", "w")
-    assert lease is not None
-    client.fail(lease.id, [Failure(lease.messages[0].position, "KeyError", "7", worker_version=version)])
-    return sent
+Finding = Callable[[str], tuple[str, str]]
 
 
-def finding(bartleby: Bartlebys, check: str) -> tuple[str, str]:
-    [found] = [each for each in bartleby("doctor", "--json").document if each["check"] == check]
-    return found["status"], found["text"]
+def test_good_database(bartleby: Run, terminal: Callable[..., Screen], client: Client) -> None:
+    bury(client, [1])
+    done = bartleby("doctor", "--json")
+    found = {each["check"]: (each["status"], each["text"]) for each in done.document}
+    bad = {check for check, (status, _) in found.items() if status == "bad"}
+    # the server of the tests does not fsync, and the doctor says so; a disk may be full
+    assert (done.code, "durability" in bad, bad <= {"durability", "disk"}) == (1, True, True)
+    assert "fsync is off" in found["durability"][1]
+    assert found["schema"] == ("good", f"version {__version__}, as this package")
+    assert found["drift"][0] == found["server"][0] == found["connection"][0] == "good"
+    assert re.match(r"\d+: ", found["segments"][1])
+    assert found["dead letters"] == ("good", "retention takes no unresolved ones within 7 days")
+    assert found["groups"] == ("good", "no resolved bug is back")
+    assert found["replays"] == ("good", "none is running")
+    assert found["sinks"] == ("good", "none")
+    assert found["audit"] == ("good", "1 lines, and the last is as it should be")
+    shown = bartleby("doctor").out.splitlines()
+    assert shown[0].split() == ["check", "finding"]
+    assert len(shown) == len(found) + 1
+    folded = " ".join(" ".join(terminal("doctor").lines).split())
+    assert "a failover can lose the last committed messages" in folded
 
 
-def test_all_is_well(bartleby: Bartlebys, client: Client) -> None:
-    die(client)
-    assert finding(bartleby, "dead letters") == ("good", "retention takes no unresolved ones within 7 days")
-    assert finding(bartleby, "groups") == ("good", "no resolved bug is back")
-    assert finding(bartleby, "replays") == ("good", "none is running")
-    assert finding(bartleby, "audit") == ("good", "1 lines, and the last is as it should be")
-
-
-def test_letters_that_retention_will_take(bartleby: Bartlebys, client: Client, conn: Conn) -> None:
+def test_letters_and_payloads_that_retention_will_take(client: Client, conn: Conn, finding: Finding) -> None:
     clock = move_clock(conn)
-    sent, held = die(client), die(client)
+    sent, held = bury(client, range(2))
     client.hold([held], **ANA)
     clock.advance(22.5 * 86400)
-    assert finding(bartleby, "dead letters")[0] == "good"
+    assert finding("dead letters")[0] == "good"
     clock.advance(86400)
-    status, text = finding(bartleby, "dead letters")
+    status, text = finding("dead letters")
     assert status == "warning"
-    assert re.match(
-        "the retention of queue orders takes 1 unresolved dead letters? within 7 days, the first on 20", text
-    )
+    takes = "the retention of queue orders takes"
+    assert text.startswith(f"{takes} 1 unresolved dead letter within 7 days, the first on 20")
     assert "bartleby dead queue:orders --sort oldest" in text
     client.discard([sent], **ANA)
-    assert finding(bartleby, "dead letters")[0] == "good"
-
-
-def test_payloads_that_retention_will_take(bartleby: Bartlebys, client: Client, conn: Conn) -> None:
+    assert finding("dead letters")[0] == "good"
     client.configure_queue("orders", {"payload_retention": "10d"})
-    clock = move_clock(conn)
-    die(client)
-    assert finding(bartleby, "dead letters")[0] == "good"
+    bury(client, [1])
+    assert finding("dead letters")[0] == "good"
     clock.advance(5 * 86400)
-    status, text = finding(bartleby, "dead letters")
-    assert status == "warning"
-    assert re.match("the retention of queue orders takes .*payload.* within 7 days", text)
+    status, text = finding("dead letters")
+    assert (status, text.startswith(takes), "payload" in text, "within 7 days" in text) == ("warning", *[True] * 3)
 
 
-def test_a_bug_that_is_back(bartleby: Bartlebys, client: Client) -> None:
-    die(client, "1")
-    client.resolve_group(1, version="2", **ANA)
-    assert finding(bartleby, "groups")[0] == "good"
-    die(client, "2")
-    status, text = finding(bartleby, "groups")
-    assert status == "warning"
-    assert text == "1 resolved bug is back (group 1); see: bartleby groups --state regressed"
+def test_groups_and_replays_that_need_attention(bartleby: Run, client: Client, conn: Conn, finding: Finding) -> None:
+    [letter] = bury(client, [1])
+    client.resolve_group(1, **ANA)
+    assert finding("groups")[0] == "good"
+    bury(client, [2])
+    text = "1 resolved bug is back (group 1); see: bartleby groups --state regressed"
+    assert finding("groups") == ("warning", text)
     assert [group["id"] for group in bartleby("groups", "--state", "regressed", "--json").document] == [1]
-
-
-def test_letters_that_have_yet_to_move(bartleby: Bartlebys, client: Client, conn: Conn) -> None:
-    die(client)
+    client.acknowledge_group(1, **ANA)
     conn.execute("update bartleby.failure_group set restless = true")
-    status, text = finding(bartleby, "groups")
+    status, text = finding("groups")
     assert (status, text.startswith("letters of group 1 have yet to move")) == ("note", True)
-    assert client.restless_groups() == [1]
-
-
-def test_a_plan_that_nobody_runs(bartleby: Bartlebys, client: Client) -> None:
-    plan = client.plan_replay(ids=[die(client)], **ANA)
-    assert finding(bartleby, "replays")[0] == "good"
+    plan = client.plan_replay(ids=[letter], **ANA)
+    assert finding("replays")[0] == "good"
     client.start_replay(plan, **ANA)
-    status, text = finding(bartleby, "replays")
-    assert status == "warning"
+    status, text = finding("replays")
+    assert (status, text.endswith(f"bartleby replay resume {plan}")) == ("warning", True)
     assert text.startswith(f"replay {plan} is running, and nobody runs it")
-    assert text.endswith(f"bartleby replay resume {plan}")
     assert client.take_duty(DUTY, "web-1:44", 60) is True
-    assert finding(bartleby, "replays") == ("good", f"replay {plan} is running: web-1:44 sees to it")
+    assert finding("replays") == ("good", f"replay {plan} is running: web-1:44 sees to it")
 
 
-def test_the_end_of_an_audit_that_was_tampered_with(bartleby: Bartlebys, client: Client, conn: Conn) -> None:
+def test_sinks_and_the_relay(bartleby: Run, client: Client, dsn: str, finding: Finding) -> None:
+    add(client, types=["dead_letter.*"])
+    assert finding("sinks") == ("good", "1, and all work")
+    bury(client, [1])
+    waiting = "events wait for bus, and no relay is seen; start one: bartleby relay"
+    assert finding("sinks") == ("warning", waiting)
+    bus = Bus(down="connection refused")
+    with relaying(dsn, {"bus": bus}):
+        until(lambda: sink(client).state == "degraded")
+        nothing = "sink bus takes nothing: connection refused; see: bartleby sinks show bus"
+        assert finding("sinks") == ("warning", nothing)
+        assert "last error        connection refused" in bartleby("sinks", "show", "bus").out
+        bus.down = None
+        until(lambda: sink(client).waiting == 0 and sink(client).state == "working")
+        assert finding("sinks") == ("good", "1, and all work")
+
+
+def test_transactions_that_keep_vacuum_waiting(
+    bartleby: Run, conn: Conn, connect: Callable[..., Conn], finding: Finding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = connect(autocommit=False, application_name=HOSTILE)
+    holder.execute("select pg_current_xact_id()")
+    status, text = finding("vacuum")
+    assert status == "good"
+    assert f"pid {holder.info.backend_pid} (postgres" in text
+    assert "idle in transaction" in text
+    with monkeypatch.context() as patched:
+        patched.setattr(checkup, "_LONG", timedelta(0))
+        status, text = finding("vacuum")
+    assert (status, "disk use grows until it ends" in text) == ("warning", True)
+    assert not STEERING & set(bartleby("doctor").out)
+    holder.rollback()
+    conn.execute("begin")
+    conn.execute("select pg_current_xact_id()")
+    conn.execute("prepare transaction 'forgotten'")
+    try:
+        status, text = finding("vacuum")
+        assert (status, "prepared transaction forgotten" in text) == ("warning", True)
+    finally:
+        conn.execute("rollback prepared 'forgotten'")
+
+
+@pytest.mark.own_database
+def test_schema_that_was_changed_or_is_older(bartleby: Run, client: Client, conn: Conn, finding: Finding) -> None:
+    conn.execute("drop index bartleby.deferred_due")
+    status, text = finding("drift")
+    assert (status, "index bartleby.deferred_due is missing" in text) == ("warning", True)
     client.pause_queue("orders", **ANA)
     conn.execute("alter table bartleby.audit disable trigger user")
     conn.execute("delete from bartleby.audit where id = 2")
-    status, text = finding(bartleby, "audit")
+    status, text = finding("audit")
     assert (status, text.endswith("run: bartleby audit verify")) == ("bad", True)
-    assert bartleby("doctor").code == 1
-
-
-def test_an_older_schema_is_told_to_be_upgraded(bartleby: Bartlebys, client: Client, conn: Conn) -> None:
-    client.pause_queue("orders")
     conn.execute("update bartleby.installation set version = '0.0.9'")
+    assert finding("schema") == ("bad", f"version 0.0.9, but this package is {__version__}; run: bartleby upgrade")
     conn.execute("drop function bartleby.expiring(interval)")
     found = bartleby("doctor", "--json").document
     assert found[0]["text"].endswith("run: bartleby upgrade")
     assert any(each["check"] == "server" for each in found)
+    conn.execute("drop schema bartleby cascade")
+    status, text = finding("schema")
+    assert (status, text.endswith("run: bartleby install")) == ("bad", True)
+    assert finding("server")
+
+
+@pytest.mark.own_database
+def test_checks_that_a_role_may_not_make_are_named(bartleby: Run, login: Callable[..., str]) -> None:
+    found: dict[str, dict[str, str]] = {}
+    for roles in ((), ("bartleby_worker",), ("bartleby_producer",), ("bartleby_reader",)):
+        found = {each["check"]: each for each in bartleby("doctor", "--json", address=login(*roles)).document}
+        assert {"server", "durability", "connection"} <= set(found), roles
+        denied = {name for name, each in found.items() if "may not look" in each["text"]}
+        assert ("segments" in denied) == (roles != ("bartleby_reader",)), roles
+        assert denied <= {"version", "drift", "segments", "letters", "groups", "replays", "sinks", "audit"}, roles
+        assert all("bartleby_reader" in found[name]["text"] for name in denied), roles
+    assert (found["disk"]["status"], found["schema"]["status"]) == ("note", "good")
+
+
+@pytest.mark.pgbouncer
+def test_pooler_is_noticed(bartleby: Run, pooled_dsn: str) -> None:
+    found = {each["check"]: each for each in bartleby("doctor", "--json", address=pooled_dsn).document}
+    assert found["connection"]["status"] == "note"
+    assert "a pooler stands between" in found["connection"]["text"]

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,24 @@ def checked(code: int, out: bytes, err: bytes) -> Done:
     assert "Traceback" not in done.err, done.err
     assert not STEERING & set(done.out + done.err)
     return done
+
+
+def check_refusals(run: Callable[..., Done], rows: Iterable[tuple[Sequence[str], int, str]]) -> None:
+    """Run each command: it ends with this code and this text on standard error, and prints no data."""
+    for words, code, text in rows:
+        done = run(*words)
+        assert (done.code, done.out) == (code, ""), (words, done)
+        assert text in done.err, (words, done.err)
+
+
+def has_lines(done: Done, *patterns: str) -> None:
+    """Each pattern matches a line of the output, one after the other; blanks count once."""
+    assert (done.code, done.err) == (0, "")
+    rest = [" ".join(line.split()) for line in done.out.splitlines() if line.strip()]
+    for pattern in patterns:
+        while not re.search(pattern, rest[0]):
+            rest.pop(0)
+            assert rest, f"{pattern!r} is missing, or out of order:\n{done.out}"
 
 
 def on_a_terminal(dsn: str, *words: str, columns: int = 80) -> list[str]:
