@@ -174,7 +174,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return moved
 
 
-def after(plan: Replay, **counts: int) -> Replay:
+def after(plan: Replay, **counts: Any) -> Replay:
     return replace(plan, waiting=plan.items - sum(counts.values()), **counts)
 
 

@@ -1,13 +1,11 @@
-"""`bartleby work` as a user types it: wrong paths, its logs, its codes, and a first minute without a database."""
+"""`bartleby work`: the application it finds, its options, its logs and exit codes."""
 
 import json
-import os
-import pty
-import select
+import logging
+import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,14 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from bartleby import Bartleby
+from bartleby import Bartleby, NoApp, dev
+from bartleby.surfaces.cli.work import load
 from bartleby.surfaces.cli.work import work as work_command
-from tests.kit.worker import ENVIRONMENT, Program, state, until
+from tests.kit.commands import Done, check_refusals
+from tests.kit.worker import ENVIRONMENT, Program, state
 
 Conn = psycopg.Connection[tuple[Any, ...]]
-
+Run = Callable[..., Done]
 SHOP = """
 from bartleby import Bartleby
 
@@ -40,6 +40,7 @@ def pack(message):
     if message.payload == "pass on":
         app.send("orders", 1)
 """
+BARE = "from bartleby import Bartleby\napp = Bartleby()\n"
 
 
 @pytest.fixture
@@ -52,303 +53,183 @@ def app(dsn: str) -> Iterator[Bartleby]:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
-    (tmp_path / "shop.py").write_text(SHOP)
-    (tmp_path / "empty.py").write_text("")
-    (tmp_path / "one.py").write_text(SHOP.replace("other = Bartleby()", ""))
-    (tmp_path / "broken.py").write_text("import nothing_like_this\n")
-    (tmp_path / "handlerless.py").write_text("from bartleby import Bartleby\napp = Bartleby()\n")
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory of applications; what `work` changes in this process is undone."""
     package = tmp_path / "package"
     package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "shop.py").write_text(SHOP)
-    return tmp_path
+    for name, text in {
+        "shop": SHOP,
+        "one": SHOP.replace("other = Bartleby()", ""),
+        "package/__init__": "",
+        "package/shop": SHOP,
+        "empty": "",
+        "handlerless": BARE,
+        "bare": f"{BARE}@app.handler\ndef handle(message): ...\n",
+        "missing": "import missing_inner\n",
+        "missing_inner": "import nothing_like_this\n",
+        "dividing": "import dividing_inner\n",
+        "dividing_inner": "from bartleby import Bartleby\n1 / 0\n",
+        "unclosed": "import unclosed_inner\n",
+        "unclosed_inner": "app = Bartleby(\n",
+        "failing": "import failing_inner\n",
+        "failing_inner": "raise SystemError('gone')\n",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    modules, logger = set(sys.modules), logging.getLogger("bartleby")
+    before = (logger.level, logger.propagate, list(logger.handlers))
+    interrupt = signal.getsignal(signal.SIGINT)
+    yield tmp_path
+    signal.signal(signal.SIGINT, interrupt)
+    logger.level, logger.propagate, logger.handlers = before
+    for name in set(sys.modules) - modules:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
 
 
-def work(shop: Path, dsn: str | None, *arguments: str, **environment: str) -> tuple[int, str]:
-    named = ["--dsn", dsn] if dsn else []
-    done = subprocess.run(
-        [sys.executable, "-m", "bartleby", *named, "work", *arguments],
-        cwd=shop,
-        env={**ENVIRONMENT, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    return done.returncode, done.stdout + done.stderr
+def test_application_is_found_by_its_path(shop: Path) -> None:
+    for path in ("shop:app", "one", "package.shop:app"):
+        assert sorted(load(path).handlers) == ["orders", "parcels"], path
+    for path, texts in {
+        "nowhere:app": ["there is no module 'nowhere'", "shop:app", "directory"],
+        "package.nowhere:app": ["there is no module 'package.nowhere'"],
+        "shop:application": ["shop has no application 'application'", "shop:app"],
+        "shop:thing": ["shop has no application 'thing'", "shop:app"],
+        "shop": ["which application in shop?", "shop:app", "shop:other"],
+        "empty:app": ["empty has no application 'app'", "app = Bartleby()"],
+        "shop.py": ["shop.py", "shop:app"],
+        "shop.py:app": ["shop.py", "shop:app"],
+        "./shop:app": ["does not name an application", "shop:app"],
+        ":app": ["does not name an application", "shop:app"],
+        "..shop:app": ["does not name an application", "shop:app"],
+    }.items():
+        with pytest.raises(NoApp) as caught:
+            load(path)
+        for text in texts:
+            assert text in f"{caught.value} {caught.value.hint}", path
 
 
-# What cannot work
-
-
-WRONG = {
-    "nowhere:app": ["there is no module 'nowhere'", "shop:app", "directory"],
-    "package.nowhere:app": ["there is no module 'package.nowhere'"],
-    "shop:application": ["shop has no application 'application'", "shop:app"],
-    "shop:thing": ["shop has no application 'thing'", "shop:app"],
-    "shop": ["which application in shop?", "shop:app", "shop:other"],
-    "empty:app": ["empty has no application 'app'", "app = Bartleby()"],
-    "shop.py": ["shop.py", "shop:app"],
-    "shop.py:app": ["shop.py", "shop:app"],
-    "./shop:app": ["does not name an application", "shop:app"],
-    ":app": ["does not name an application", "shop:app"],
-    "..shop:app": ["does not name an application", "shop:app"],
-}
-LOAD = """
-import json, sys
-from bartleby import NoApp
-from bartleby.surfaces.cli.work import load
-found = {}
-for path in sys.argv[1:]:
-    try:
-        load(path)
-    except NoApp as error:
-        found[path] = f"{error} {error.hint}"
-print(json.dumps(found))
-"""
-
-
-def test_a_wrong_path_is_an_error_that_names_the_remedy(shop: Path) -> None:
-    command = [sys.executable, "-c", LOAD, *WRONG]
-    done = subprocess.run(command, cwd=shop, env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    for path, says in WRONG.items():
-        for each in says:
-            assert each in found[path], path
-
-
-@pytest.mark.parametrize(
-    ("path", "says"),
-    [
-        ("shop:application", ["shop has no application 'application'", "shop:app"]),
-        ("handlerless:app", ["the application has no handlers", "@app.handler"]),
-    ],
-)
-def test_a_wrong_application_is_told_without_a_traceback(shop: Path, dsn: str, path: str, says: list[str]) -> None:
-    code, text = work(shop, dsn, path)
-    assert code == 1
-    assert "Traceback" not in text
-    assert "hint" in text.lower()
-    for each in says:
-        assert each in text
-
-
-def test_a_module_that_cannot_be_imported_shows_why(shop: Path, dsn: str) -> None:
-    code, text = work(shop, dsn, "broken:app")
-    assert code == 1
-    assert "nothing_like_this" in text
-    assert "broken.py" in text
-
-
-def test_a_queue_without_a_handler_is_named(shop: Path, dsn: str) -> None:
-    code, text = work(shop, dsn, "shop:app", "--queue", "nope")
-    assert code == 1
-    assert "Traceback" not in text
-    assert "no handler for queue 'nope'; there are handlers for: orders, parcels" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--concurrency", "0"], "--concurrency"),
-        (["--processes", "0"], "--processes"),
-        (["--grace", "-1"], "--grace"),
-        (["--poll", "0"], "--poll"),
-        (["--log", "xml"], "--log"),
-        (["--nonsense"], "--nonsense"),
-    ],
-)
-def test_a_wrong_option_is_named(arguments: list[str], says: str) -> None:
-    done = CliRunner().invoke(work_command, ["shop:app", *arguments])
-    assert done.exit_code == 2
-    assert says in done.output
-
-
-def test_a_database_that_is_not_there_is_told_at_once_to_who_wants_to_end(shop: Path) -> None:
-    began = time.monotonic()
-    code, text = work(shop, "postgresql://127.0.0.1:1/x", "shop:app", "--until-idle")
-    assert code == 1
-    assert "Traceback" not in text
-    assert "127.0.0.1" in text
-    assert time.monotonic() - began < 20
-
-
-def test_a_database_without_the_schema_names_the_remedy(shop: Path, dsn: str) -> None:
-    code, text = work(shop, f"{dsn.rpartition('/')[0]}/postgres", "shop:app", "--until-idle")
-    assert code == 1
-    assert "Traceback" not in text
-    assert "bartleby install" in text
-
-
-# What works
-
-
-@pytest.mark.parametrize("path", ["shop:app", "one", "package.shop:app"])
-def test_an_application_is_found_where_the_user_stands(
-    app: Bartleby, conn: Conn, shop: Path, dsn: str, path: str
+def test_application_that_cannot_be_imported_shows_only_its_own_lines(
+    shop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    app.client.send_many("orders", [{"payload": 1}] * 3)
-    code, text = work(shop, dsn, path, "--until-idle")
-    assert code == 0, text
-    assert state(conn) == (0, 0, 0, 0)
+    for name, texts in {
+        "missing": ["No module named 'nothing_like_this'", "line 1"],
+        "dividing": ["ZeroDivisionError", "line 2"],
+        "unclosed": ["SyntaxError", "line 1"],
+        "failing": ["SystemError: gone"],
+    }.items():
+        with pytest.raises(NoApp, match=f"{name} cannot be imported: "):
+            load(f"{name}:app")
+        shown = capsys.readouterr().err
+        for text in (*texts, f"{name}_inner.py"):
+            assert text in shown, name
+        for text in ("importlib", "work.py", "click"):
+            assert text not in shown, name
 
 
-def test_the_database_may_come_from_the_environment_or_the_application(
-    app: Bartleby, conn: Conn, shop: Path, dsn: str
+def test_refused_commands_say_why(bartleby: Run, app: Bartleby, conn: Conn, shop: Path, server: dev.Server) -> None:
+    handler = 'bartleby: @app.handler needs the name of its queue\nhint: @app.handler("orders")\n'
+    rows: list[tuple[list[str], int, str]] = [
+        (["work", "shop:application"], 1, "bartleby: shop has no application 'application'\nhint: there is: shop:app"),
+        (["work", "handlerless:app"], 1, "the application has no handlers\nhint: "),
+        (["work", "bare:app"], 1, handler),
+        (["work", "shop:app", "--queue", "nope"], 1, "no handler for queue 'nope'; there are handlers for: orders"),
+    ]
+    check_refusals(bartleby, rows)
+    words = ("work", "shop:app", "--until-idle")
+    unreachable = bartleby(*words, address="postgresql://127.0.0.1:1/x")
+    assert (unreachable.code, "127.0.0.1" in unreachable.err) == (1, True)
+    without = bartleby(*words, address=f"{server.dsn.rpartition('/')[0]}/postgres")
+    assert (without.code, "bartleby install" in without.err) == (1, True)
+    conn.execute("update bartleby.installation set version = '0.0.9'")
+    older = bartleby(*words, "--log", "json")
+    assert (older.code, "claim.failed" in older.err) == (1, False)
+    assert older.err.endswith("hint: run: bartleby upgrade\n")
+    for option in (["--concurrency", "0"], ["--processes", "0"], ["--grace", "-1"], ["--poll", "0"], ["--log", "xml"]):
+        done = CliRunner().invoke(work_command, ["shop:app", *option])
+        assert (done.exit_code, option[0] in done.output) == (2, True), option
+
+
+@pytest.mark.own_database
+def test_worker_that_may_not_create_its_queue_is_sent_to_an_operator(
+    bartleby: Run, shop: Path, login: Callable[..., str]
 ) -> None:
-    app.client.send("orders", 1)
-    code, _ = work(shop, None, "shop:app", "--until-idle", BARTLEBY_DSN=dsn)
-    assert (code, state(conn)) == (0, (0, 0, 0, 0))
-    app.client.send("orders", 1)
+    done = bartleby("work", "shop:app", "--queue", "orders", "--until-idle", address=login("bartleby_worker"))
+    assert done.code == 1
+    assert "hint: an operator creates it: bartleby queues create orders\n" in done.err
+
+
+def test_options_reach_the_worker(bartleby: Run, shop: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    class Recorded:
+        def __init__(self, app: Bartleby, **options: Any) -> None:
+            made.append({"dsn": app.settings.dsn, **options})
+
+        async def run(self) -> None: ...
+
+    monkeypatch.setattr("bartleby.worker.Worker", Recorded)
+    usual = {"dsn": dsn, "queues": None, "concurrency": None, "until_idle": False, "grace": 30, "poll": 1}
+    options = ("--queue", "orders", "--queue", "parcels", "--concurrency", "2", "--grace", "7", "--poll", "0.5")
+    assert bartleby("work", "shop:app").code == 0
+    assert bartleby("work", "shop:app", *options, "--until-idle").code == 0
+    given = {"queues": ("orders", "parcels"), "concurrency": 2, "until_idle": True, "grace": 7, "poll": 0.5}
+    assert made == [usual, {**usual, **given}]
+    # the database of the command goes before that of the application, which goes before none
     (shop / "mine.py").write_text(SHOP.replace("app = Bartleby()", f"app = Bartleby({dsn!r})"))
-    code, _ = work(shop, None, "mine:app", "--until-idle")
-    assert (code, state(conn)) == (0, (0, 0, 0, 0))
+    (shop / "away.py").write_text(SHOP.replace("app = Bartleby()", 'app = Bartleby("postgresql://127.0.0.1:1/x")'))
+    assert bartleby("work", "mine:app", address=None).code == 0
+    assert bartleby("--dsn", dsn, "work", "away:app", address=None).code == 0
+    assert [each["dsn"] for each in made] == [dsn] * 4
+    text = bartleby("work", "--help").out
+    for option in ("--queue", "--concurrency", "--processes", "--until-idle", "--grace", "--poll", "--log", "--quiet"):
+        assert option in text, option
 
 
-def test_the_database_of_the_command_goes_before_that_of_the_application(
-    app: Bartleby, conn: Conn, shop: Path, dsn: str
-) -> None:
-    """Also for what handlers send."""
-    (shop / "mine.py").write_text(SHOP.replace("app = Bartleby()", 'app = Bartleby("postgresql://127.0.0.1:1/x")'))
-    app.client.send("orders", "pass on")
-    app.client.send("parcels", "pass on")
-    code, text = work(shop, dsn, "mine:app", "--until-idle")
-    assert code == 0, text
-    assert state(conn) == state(conn, "parcels") == (0, 0, 0, 0)
-
-
-def test_only_the_named_queues(app: Bartleby, conn: Conn, shop: Path, dsn: str) -> None:
-    app.client.send("orders", 1)
-    app.client.send("parcels", 1)
-    code, _ = work(shop, dsn, "shop:app", "--queue", "parcels", "--until-idle")
-    assert code == 0
-    assert state(conn)[0] == 1
-    assert state(conn, "parcels")[0] == 0
-
-
-def test_a_log_of_json_is_one_object_a_line_and_nothing_else(app: Bartleby, shop: Path, dsn: str) -> None:
-    """Also when handlers use both clients, fail in several lines, and the process ends."""
+def test_work_in_a_process_logs_one_json_object_a_line(app: Bartleby, conn: Conn, shop: Path, dsn: str) -> None:
+    """Also when handlers use both clients and the database of the command, fail in several lines, and it ends."""
+    away = SHOP.replace("app = Bartleby()", 'app = Bartleby("postgresql://127.0.0.1:1/x")')
+    (shop / "away.py").write_text(away)
     bad = app.client.send("orders", "bad")
     app.client.send("orders", "pass on")
     app.client.send("parcels", "pass on")
-    with Program(
-        dsn, "shop:app", "--until-idle", "--log", "json", cwd=shop, environment={"PYTHONWARNINGS": "default"}
-    ) as program:
+    warnings = {"PYTHONWARNINGS": "default"}
+    with Program(dsn, "away:app", "--until-idle", "--log", "json", cwd=shop, environment=warnings) as program:
         assert program.end() == 0
         events = program.events()
     for event in events:
         assert {"time", "level", "event", "text"} <= set(event)
         assert event["level"] in {"debug", "info", "warning", "error"}
     names = [event["event"] for event in events]
-    assert names[0] == "worker.started"
-    assert names[-1] == "worker.stopped"
+    assert (names[0], names[-1]) == ("worker.started", "worker.stopped")
     (dead,) = [event for event in events if event["event"] == "message.dead"]
     assert (dead["message_id"], dead["queue"], dead["attempt"], dead["level"]) == (bad, "orders", 1, "warning")
-    assert events[-1]["dead"] == 1
-    assert events[-1]["done"] == 4
+    assert (events[-1]["dead"], events[-1]["done"]) == (1, 4)
+    assert state(conn, "parcels") == (0, 0, 0, 0)
 
 
-def test_a_log_of_text_is_one_line_an_event_and_steers_no_terminal(app: Bartleby, shop: Path, dsn: str) -> None:
+def test_log_as_text_and_quiet(bartleby: Run, app: Bartleby, conn: Conn, shop: Path) -> None:
     app.client.send("orders", "bad")
-    code, text = work(shop, dsn, "shop:app", "--until-idle")
-    assert code == 0
-    assert "\x1b" not in text
-    lines = text.splitlines()
-    assert all(line[2] == line[5] == ":" for line in lines), text
+    app.client.send("parcels", 1)
+    done = bartleby("work", "shop:app", "--queue", "orders", "--until-idle")
+    assert done.code == 0
+    lines = done.err.splitlines()
+    assert all(line[2] == line[5] == ":" for line in lines), done.err
     assert sum("message.dead" in line for line in lines) == 1
-
-
-def test_quiet_tells_warnings_only(app: Bartleby, shop: Path, dsn: str) -> None:
-    app.client.send("orders", 1)
-    assert work(shop, dsn, "shop:app", "--until-idle", "--quiet") == (0, "")
+    assert (state(conn)[0], state(conn, "parcels")[0]) == (0, 1)
+    logging.getLogger("bartleby").handlers.clear()
+    done = bartleby("work", "shop:app", "--until-idle", "--quiet")
+    assert (done.code, done.err) == (0, "")
     app.client.send("orders", "bad")
-    code, text = work(shop, dsn, "shop:app", "--until-idle", "--quiet", "--log", "json")
-    assert code == 0
-    assert [json.loads(line)["event"] for line in text.splitlines()] == ["message.dead"]
+    logging.getLogger("bartleby").handlers.clear()
+    done = bartleby("work", "shop:app", "--until-idle", "--quiet", "--log", "json")
+    assert [json.loads(line)["event"] for line in done.err.splitlines()] == ["message.dead"]
 
 
-def test_on_a_terminal_there_is_a_status_line(app: Bartleby, shop: Path, dsn: str) -> None:
-    app.client.send("orders", "bad")
-    mine, its = pty.openpty()
-    command = [sys.executable, "-m", "bartleby", "--dsn", dsn, "work", "shop:app"]
-    process = subprocess.Popen(
-        command, cwd=shop, env={**ENVIRONMENT, "COLUMNS": "100"}, stdin=its, stdout=its, stderr=its
-    )
-    os.close(its)
-    seen = b""
-    try:
-        deadline = time.monotonic() + 30
-        while b"dead 1" not in seen and time.monotonic() < deadline:
-            if select.select([mine], [], [], 0.1)[0]:
-                seen += os.read(mine, 65536)
-        process.terminate()
-        with_rest = seen + rest_of(mine)
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(mine)
-    assert b"running 0" in seen
-    assert b"done 0" in seen
-    assert b"\x1b[31m" not in with_rest
-
-
-def rest_of(terminal: int) -> bytes:
-    found = b""
-    while True:
-        try:
-            some = os.read(terminal, 65536)
-        except OSError:  # the other side was closed
-            return found
-        if not some:
-            return found
-        found += some
-
-
-def test_help_tells_what_the_options_mean(shop: Path) -> None:
-    code, text = work(shop, None, "--help")
-    assert code == 0
-    for option in ("--queue", "--concurrency", "--processes", "--until-idle", "--grace", "--poll", "--log", "--quiet"):
-        assert option in text
-
-
-def test_until_idle_of_the_command_waits_for_what_is_due_soon(app: Bartleby, conn: Conn, shop: Path, dsn: str) -> None:
-    app.client.send("orders", 1, delay=1)
-    app.client.send("orders", 1, delay=86400)
-    code, _ = work(shop, dsn, "shop:app", "--until-idle")
-    assert code == 0
-    assert state(conn) == (0, 0, 1, 0)
-
-
-def test_a_worker_begins_while_the_database_is_busy_being_sent_to(
-    app: Bartleby, conn: Conn, shop: Path, dsn: str
-) -> None:
-    with Program(dsn, "shop:app", "--log", "json", cwd=shop) as program:
-        app.client.send_many("orders", [{"payload": 1}] * 500)
-        until(lambda: state(conn) == (0, 0, 0, 0))
-        program.term()
-        assert program.end() == 0
-        assert program.events()[-1]["done"] == 500
-
-
-def test_the_concurrency_of_the_command_counts(app: Bartleby, shop: Path, dsn: str) -> None:
-    (shop / "slow.py").write_text("""
-import os, time
-from bartleby import Bartleby
-app = Bartleby()
-note = os.open("notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-@app.handler("orders")
-def handle(message):
-    os.write(note, b"+")
-    time.sleep(0.02)
-    os.write(note, b"-")
-""")
-    app.client.send_many("orders", [{"payload": 1}] * 12)
-    code, text = work(shop, dsn, "slow:app", "--until-idle", "--concurrency", "2")
-    assert code == 0, text
-    notes = (shop / "notes").read_text()
-    levels = [notes[:end].count("+") - notes[:end].count("-") for end in range(len(notes))]
-    assert max(levels) == 2
-    assert notes.count("-") == 12
+def test_import_error_in_a_process_ends_with_1(shop: Path) -> None:
+    command = [sys.executable, "-m", "bartleby", "--dsn", "postgresql://127.0.0.1:1/x", "work", "missing:app"]
+    done = subprocess.run(command, cwd=shop, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "bartleby: missing cannot be imported: No module named 'nothing_like_this'" in done.stderr
+    assert "importlib" not in done.stderr

@@ -1,4 +1,4 @@
-"""The console of `bartleby demo`: a bug is found in it, replayed in vain, mended by a key, and replayed for good."""
+"""The console of `bartleby demo`: a bug is found in it, replayed in vain, fixed by a key, and replayed."""
 
 import contextlib
 import json
@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from bartleby import Client
-from bartleby.surfaces.cli.demo import booth
 from bartleby.surfaces.cli.demo.booth import Booth
 from bartleby.surfaces.cli.demo.crew import Crew
-from bartleby.surfaces.cli.demo.shield import SIGNALS, uninterrupted
+from bartleby.surfaces.cli.demo.shield import SIGNALS
 from bartleby.surfaces.cli.demo.stage import BUG
 from tests.kit.demo import Terminal, a_folder, environment, nothing_is_left, processes, start, wait_until
 
@@ -94,7 +93,7 @@ def versions(client: Client) -> list[str | None]:
     return [each.version for each in client.workers() if each.state == "working"]
 
 
-def test_a_visitor_finds_the_cause_and_mends_it_with_a_key(folder: Path) -> None:
+def test_bug_is_found_fixed_with_a_key_and_replayed(folder: Path) -> None:
     terminal = Terminal(folder, "--seconds", "6")
     shown = terminal.wait_for("The shop's code is in ")
     assert "the console stay until Ctrl-C" in shown
@@ -122,7 +121,7 @@ def test_a_visitor_finds_the_cause_and_mends_it_with_a_key(folder: Path) -> None
 @pytest.mark.parametrize(
     ("words", "told"), [((), "for 60 s; with --keep until Ctrl-C."), (("--keep",), ", with something")]
 )
-def test_who_is_gone_before_the_tour_is_over_is_not_sent_on_it(folder: Path, words: tuple[str, ...], told: str) -> None:
+def test_tour_is_offered_only_if_the_demo_stays(folder: Path, words: tuple[str, ...], told: str) -> None:
     process = start(folder, "--seconds", "60", *words)
     assert process.stdout is not None
     shown = [process.stdout.readline() for _ in range(4)]
@@ -133,7 +132,7 @@ def test_who_is_gone_before_the_tour_is_over_is_not_sent_on_it(folder: Path, wor
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_console_that_somebody_looks_at_is_gone_at_once(folder: Path, number: signal.Signals) -> None:
+def test_console_with_an_open_stream_ends_at_once(folder: Path, number: signal.Signals) -> None:
     process = start(folder, "--seconds", "60")
     url = address(process)
     with urllib.request.urlopen(f"{url}live", timeout=20) as stream:  # noqa: S310
@@ -143,7 +142,7 @@ def test_a_console_that_somebody_looks_at_is_gone_at_once(folder: Path, number: 
     nothing_is_left(folder)
 
 
-def test_its_port_is_taken_and_it_takes_another(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taken_port_is_replaced_by_another(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BARTLEBY_CONSOLE_HOST", "no.such.host.invalid")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -159,7 +158,7 @@ def test_its_port_is_taken_and_it_takes_another(dsn: str, tmp_path: Path, monkey
             opened.kill()
 
 
-def test_nobody_wants_a_console(folder: Path) -> None:
+def test_without_a_console(folder: Path) -> None:
     process = start(folder, "--seconds", "60", "--no-console")
     assert process.stdout is not None
     shown = [process.stdout.readline() for _ in range(4)]
@@ -169,7 +168,7 @@ def test_nobody_wants_a_console(folder: Path) -> None:
     nothing_is_left(folder)
 
 
-def test_without_its_packages_the_show_goes_on_and_says_how_to_get_them(folder: Path) -> None:
+def test_missing_packages_are_named_and_the_show_goes_on(folder: Path) -> None:
     hidden = "import sys; sys.modules['fastapi'] = None; from bartleby.surfaces.cli import main; main()"
     command = [sys.executable, "-c", hidden, "demo", "--seconds", "60"]
     process = subprocess.Popen(
@@ -183,34 +182,7 @@ def test_without_its_packages_the_show_goes_on_and_says_how_to_get_them(folder: 
     nothing_is_left(folder)
 
 
-class Waiting:
-    """What a signal leads to, noted."""
-
-    def __init__(self) -> None:
-        self.came: list[int] = []
-
-    def __call__(self, number: int, _: object) -> None:
-        self.came.append(number)
-
-
-def test_a_signal_waits_until_a_process_is_known() -> None:
-    noted = Waiting()
-    before = {each: signal.signal(each, noted) for each in SIGNALS}
-    try:
-        with uninterrupted():
-            for each in SIGNALS:
-                signal.raise_signal(each)
-            assert noted.came == []
-        assert noted.came == [signal.SIGINT]
-        with uninterrupted():
-            pass
-        assert noted.came == [signal.SIGINT]
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-def test_a_console_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_console_that_cannot_start_reports_why(tmp_path: Path) -> None:
     broken = Booth(tmp_path, "")
     assert broken.address() is None
     (tmp_path / "bartleby.toml").write_text("[console]\nport = 'none'\n")
@@ -222,12 +194,6 @@ def test_a_console_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert any("port" in line for line in broken.said), broken.said
 
 
-def test_a_console_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert booth.missing() == []
-    monkeypatch.setattr(booth, "_PACKAGES", ("fastapi", "surely_not_there"))
-    assert booth.missing() == ["surely_not_there"]
-
-
 CODE = """
 from bartleby import Bartleby
 app = Bartleby(version="%s")
@@ -236,7 +202,7 @@ def handle(message): pass
 """
 
 
-def test_changed_code_is_deployed_and_broken_code_is_told(dsn: str, client: Client, tmp_path: Path) -> None:
+def test_changed_code_is_deployed_and_broken_code_is_reported(dsn: str, client: Client, tmp_path: Path) -> None:
     crew = Crew(tmp_path, dsn, 1)
     told: list[str] = []
 
@@ -269,7 +235,7 @@ def test_changed_code_is_deployed_and_broken_code_is_told(dsn: str, client: Clie
         crew.kill()
 
 
-def test_a_worker_that_an_operator_drains_is_replaced(dsn: str, client: Client, tmp_path: Path) -> None:
+def test_drained_worker_is_replaced(dsn: str, client: Client, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(CODE % "1.0")
     crew = Crew(tmp_path, dsn, 1)
 

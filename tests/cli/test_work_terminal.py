@@ -1,4 +1,4 @@
-"""A worker on a terminal: what handlers print, what Ctrl-C says, and that it ends whatever a handler does."""
+"""A worker on a terminal: the status line, what handlers print, Ctrl-C, and handlers that do not end."""
 
 import os
 import pty
@@ -99,7 +99,7 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        """Return what a person sees now."""
+        """Return the lines on the screen now."""
         lines, column = [""], 0
         text = self._seen.decode().replace("\x1b[K", "\0")
         for each in text:
@@ -159,49 +159,30 @@ def is_status(line: str) -> bool:
     return "running" in line and "done" in line
 
 
-# What handlers print
-
-
-def test_what_a_handler_prints_stands_above_the_status_line(app: Bartleby, shop: Path, dsn: str) -> None:
+def test_handlers_print_above_the_status_line(app: Bartleby, conn: Conn, shop: Path, dsn: str) -> None:
     with Terminal(dsn, cwd=shop) as terminal:
         terminal.wait_for("running 0")
         app.send_many("prints", [{"payload": each} for each in (1, 2, "half", 3)])
         terminal.wait_for("done 4")
         lines = terminal.lines
+        # a handler must not fail only because its output is a terminal
+        app.send_many("prints", [{"payload": each} for each in ("stderr", "buffer", "encoding")])
+        terminal.wait_for("done 7")
+        assert "to stderr" in terminal.lines
         terminal.interrupt()
         assert terminal.end() == 0
+        terminal.wait_for("has stopped")
         last = terminal.lines
     printed = [line for line in lines if "fulfilled" in line or "half" in line]
     assert printed == ["fulfilled 1", "fulfilled 2", "half and whole", "fulfilled 3"]
     assert [is_status(line) for line in lines] == [False] * (len(lines) - 1) + [True]
-    assert not any(is_status(line) for line in last)  # it is taken away at the end
+    assert not is_status([line for line in last if line][-1])  # it is cleared at the end
     assert [line for line in last if "fulfilled" in line or "half" in line] == printed
-
-
-def test_what_a_handler_says_on_standard_error_stands_above_it_as_well(app: Bartleby, shop: Path, dsn: str) -> None:
-    with Terminal(dsn, cwd=shop) as terminal:
-        terminal.wait_for("running 0")
-        app.send("prints", "stderr")
-        terminal.wait_for("to stderr")
-        assert "to stderr" in terminal.lines
-
-
-@pytest.mark.parametrize("what", ["buffer", "encoding"])
-def test_standard_output_is_all_that_it_is_elsewhere(
-    app: Bartleby, conn: Conn, *, shop: Path, dsn: str, what: str
-) -> None:
-    """A handler must not fail only because somebody looks."""
-    with Terminal(dsn, cwd=shop) as terminal:
-        terminal.wait_for("running 0")
-        app.send("prints", what)
-        until(lambda: state(conn, "prints")[:2] == (0, 0))
+    assert not any("finishing" in line for line in last)  # an idle worker has nothing to wait for
     assert state(conn, "prints") == (0, 0, 0, 0)
 
 
-# Ctrl-C
-
-
-def test_the_first_interruption_says_what_is_waited_for_and_the_second_does_not_wait(
+def test_first_interrupt_says_what_is_awaited_and_the_second_does_not_wait(
     app: Bartleby, conn: Conn, shop: Path, dsn: str
 ) -> None:
     app.send("slow", 1)
@@ -209,25 +190,16 @@ def test_the_first_interruption_says_what_is_waited_for_and_the_second_does_not_
         until(lambda: notes(shop) == ["begin"])
         terminal.interrupt()
         terminal.wait_for("finishing 1 running handler")
-        said = next(line for line in terminal.lines if "finishing" in line)
-        assert "50 s" in said
-        assert "again" in said
+        shown = next(line for line in terminal.lines if "finishing" in line)
+        assert "50 s" in shown
+        assert "again" in shown
         assert terminal.process.poll() is None
         terminal.interrupt()
         assert terminal.end() == 0
     assert state(conn, "slow")[1] == 0
 
 
-def test_an_idle_worker_has_nothing_to_wait_for(app: Bartleby, shop: Path, dsn: str) -> None:
-    with Terminal(dsn, cwd=shop) as terminal:
-        terminal.wait_for("running 0")
-        terminal.interrupt()
-        assert terminal.end() == 0
-        terminal.wait_for("has stopped")
-        assert not any("finishing" in line for line in terminal.lines)
-
-
-def test_one_interruption_while_a_handler_blocks_the_loop_is_heard_when_it_is_free(
+def test_interrupt_while_a_handler_blocks_the_loop_stops_the_worker_afterwards(
     app: Bartleby, conn: Conn, shop: Path, dsn: str
 ) -> None:
     app.send_many("blocks", [{"payload": "go"}, {"payload": "go"}])
@@ -242,9 +214,7 @@ def test_one_interruption_while_a_handler_blocks_the_loop_is_heard_when_it_is_fr
     assert (ready + deferred, leased) == (1, 0)
 
 
-def test_a_second_interruption_ends_a_worker_whose_loop_is_blocked(
-    app: Bartleby, conn: Conn, shop: Path, dsn: str
-) -> None:
+def test_second_interrupt_ends_a_worker_whose_loop_is_blocked(app: Bartleby, conn: Conn, shop: Path, dsn: str) -> None:
     impatient = "from bartleby.surfaces.cli import main, work; work._LAST_MOMENTS = 0.5; main()"
     command = [sys.executable, "-c", impatient]
     app.send("blocks", 60)
@@ -255,7 +225,7 @@ def test_a_second_interruption_ends_a_worker_whose_loop_is_blocked(
         until(lambda: notes(shop) == ["begin"])
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.7)
+            process.wait(0.7)  # the first one waits for the handler
         process.send_signal(signal.SIGINT)
         assert process.wait(LONG) == 1
     finally:
@@ -265,7 +235,7 @@ def test_a_second_interruption_ends_a_worker_whose_loop_is_blocked(
     assert state(conn, "blocks")[1] == 1  # until its lease lapses
 
 
-def test_a_second_signal_ends_a_worker_whose_coroutine_does_not_let_itself_be_cancelled(
+def test_second_signal_ends_a_worker_whose_coroutine_refuses_to_be_cancelled(
     app: Bartleby, conn: Conn, shop: Path, dsn: str
 ) -> None:
     app.send("stubborn", 1)
@@ -277,15 +247,4 @@ def test_a_second_signal_ends_a_worker_whose_coroutine_does_not_let_itself_be_ca
         assert program.end() == 0
         assert program.events()[-1]["event"] == "worker.stopped"
     assert "no" in notes(shop)
-    assert state(conn, "stubborn")[1] == 0
-
-
-def test_the_grace_ends_a_worker_whose_coroutine_does_not_let_itself_be_cancelled(
-    app: Bartleby, conn: Conn, shop: Path, dsn: str
-) -> None:
-    app.send("stubborn", 1)
-    with Program(dsn, "shop:app", "--grace", "0.2", cwd=shop) as program:
-        until(lambda: notes(shop) == ["begin"])
-        program.term()
-        assert program.end() == 0
     assert state(conn, "stubborn")[1] == 0
