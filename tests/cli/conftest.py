@@ -16,9 +16,11 @@ from click.testing import CliRunner
 from bartleby import Client
 from bartleby.surfaces.cli import main
 from tests.kit.answering import END_OF_INPUT, INTERRUPT
-from tests.kit.commands import STEERING
+from tests.kit.commands import STEERING, Done
 
 Answer = str | Callable[[], str]
+Conn = psycopg.Connection[tuple[Any, ...]]
+Run = Callable[..., Done]
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def client(dsn: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def login(conn: psycopg.Connection[Any], dsn: str) -> Iterator[Callable[..., str]]:
+def login(conn: Conn, dsn: str) -> Iterator[Callable[..., str]]:
     """Make database users with these roles; return their addresses."""
     made: list[str] = []
 
@@ -57,6 +59,9 @@ class Screen:
     @property
     def lines(self) -> list[str]:
         return [line.strip() for line in self.text.splitlines() if line.strip()]
+
+
+Terminal = Callable[..., Screen]
 
 
 class Keyboard(io.StringIO):
@@ -87,7 +92,7 @@ class Keyboard(io.StringIO):
 
 
 @pytest.fixture
-def terminal(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Screen]:
+def terminal(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """Run a command as on a terminal; an answer may be a function that acts while the question is shown."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BARTLEBY_DSN", dsn)

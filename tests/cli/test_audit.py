@@ -2,17 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, LiteralString
+from typing import LiteralString
 
-import psycopg
 import pytest
 
 from bartleby import Client
+from tests.cli.conftest import Conn, Run
 from tests.kit.burying import bury
-from tests.kit.commands import Done, check_refusals
-
-Conn = psycopg.Connection[tuple[Any, ...]]
-Run = Callable[..., Done]
+from tests.kit.commands import check_refusals
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ import io
 import json
 import shlex
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Client, DeadLetter
@@ -18,12 +17,10 @@ from bartleby.evidence import Count, Page
 from bartleby.surfaces.cli import dead as command
 from bartleby.surfaces.cli import exporting
 from bartleby.surfaces.cli.confirming import PATHS, TEXTS, WORDS, Selection
-from tests.cli.conftest import Screen
+from tests.cli.conftest import Conn, Run, Terminal
 from tests.kit.burying import bury
 from tests.kit.commands import HOSTILE, Done, check_refusals
 
-Run = Callable[..., Done]
-Terminal = Callable[..., Screen]
 HEADINGS = ["message", "queue", "status", "reason", "attempts", "cycle", "group", "key", "dead", "at", "error"]
 
 
@@ -112,7 +109,7 @@ def test_words_are_a_filter_or_ids(bartleby: Run, client: Client) -> None:
     assert lines[2].split()[2:4] == ["dead,", "held"]
 
 
-def test_fields_of_a_filter_are_those_of_the_database(conn: psycopg.Connection[tuple[Any, ...]]) -> None:
+def test_fields_of_a_filter_are_those_of_the_database(conn: Conn) -> None:
     kinds: dict[str, str] = dict(conn.execute("select field, kind from bartleby.filter_fields()").fetchall())
     assert sorted(kinds) == sorted((*WORDS, *TEXTS, *PATHS))
     assert set(PATHS) == {field for field, kind in kinds.items() if kind == "json"}

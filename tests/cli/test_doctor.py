@@ -5,21 +5,18 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Client, __version__
 from bartleby.replaying import DUTY
 from bartleby.surfaces import checkup
-from tests.cli.conftest import Screen
+from tests.cli.conftest import Conn, Run, Terminal
 from tests.kit.burying import bury
 from tests.kit.clock import move_clock
-from tests.kit.commands import HOSTILE, STEERING, Done
+from tests.kit.commands import HOSTILE, STEERING
 from tests.kit.relay import Bus, add, relaying, sink
 from tests.kit.worker import until
 
-Conn = psycopg.Connection[tuple[Any, ...]]
-Run = Callable[..., Done]
 ANA: dict[str, Any] = {"actor": "ana", "reason": "so it is"}
 
 
@@ -37,7 +34,7 @@ def finding(bartleby: Run) -> Callable[[str], tuple[str, str]]:
 Finding = Callable[[str], tuple[str, str]]
 
 
-def test_good_database(bartleby: Run, terminal: Callable[..., Screen], client: Client) -> None:
+def test_good_database(bartleby: Run, terminal: Terminal, client: Client) -> None:
     bury(client, [1])
     done = bartleby("doctor", "--json")
     found = {each["check"]: (each["status"], each["text"]) for each in done.document}

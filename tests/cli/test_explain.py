@@ -1,23 +1,20 @@
 """`bartleby explain`: every place a message can be in, every attempt, and every action of an operator."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Client, Failure
 from bartleby.evidence import DeadLetter
 from bartleby.surfaces import cycles, story
-from tests.cli.conftest import Screen
+from tests.cli.conftest import Conn, Run, Terminal
 from tests.kit.clock import move_clock
-from tests.kit.commands import HOSTILE, Done, check_refusals, has_lines
+from tests.kit.commands import HOSTILE, check_refusals, has_lines
 
-Conn = psycopg.Connection[tuple[Any, ...]]
-Run = Callable[..., Done]
 TRACEBACK = 'Traceback (most recent call last):\n  File "shop.py", line 12, in bill\n    bill()\nKeyError: 7'
 ANA: dict[str, Any] = {"actor": "ana", "reason": "so it is"}
 
@@ -246,7 +243,7 @@ def test_much_is_cut_unless_all_is_wanted(bartleby: Run, client: Client) -> None
     assert len(bartleby("explain", sent, "--json").document["attempts"]) == 30
 
 
-def test_timeline_fits_a_terminal(terminal: Callable[..., Screen], client: Client) -> None:
+def test_timeline_fits_a_terminal(terminal: Terminal, client: Client) -> None:
     sent = die(client, error="a long story " * 50)
     shown = terminal("explain", str(sent)).lines
     assert shown[0] == "Message 1 of queue orders is dead: terminal, trying again is pointless"

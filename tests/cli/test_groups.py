@@ -2,24 +2,20 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Client, Failure
 from bartleby.evidence import Count
 from bartleby.surfaces.cli import group_view, group_words
-from tests.cli.conftest import Screen
+from tests.cli.conftest import Conn, Run, Terminal
 from tests.kit.clock import move_clock
-from tests.kit.commands import HOSTILE, Done, check_refusals, has_lines
+from tests.kit.commands import HOSTILE, check_refusals, has_lines
 
-Conn = psycopg.Connection[tuple[Any, ...]]
-Run = Callable[..., Done]
-Terminal = Callable[..., Screen]
 WHY = ("--actor", "ana", "--reason", "because")
 TRACEBACK = 'Traceback (most recent call last):\n  File "shop.py", line 12, in bill\n    bill()\nKeyError: 7'
 

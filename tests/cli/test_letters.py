@@ -11,15 +11,13 @@ import pytest
 
 from bartleby import Client, operations
 from bartleby.surfaces.cli import deeds, erase
-from tests.cli.conftest import Screen
+from tests.cli.conftest import Run, Terminal
 from tests.kit.answering import END_OF_INPUT, INTERRUPT, talk
 from tests.kit.burying import bury, statuses
-from tests.kit.commands import Done, check_refusals
+from tests.kit.commands import check_refusals
 from tests.kit.replay import Driver
 from tests.kit.worker import until
 
-Run = Callable[..., Done]
-Terminal = Callable[..., Screen]
 WHY = ("--reason", "test data")
 YES = (*WHY, "--yes")
 BEN: dict[str, Any] = {"actor": "ben", "reason": "spam"}

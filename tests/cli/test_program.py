@@ -11,13 +11,10 @@ import psycopg
 import pytest
 
 from bartleby import Client, __version__, dev
-from tests.cli.conftest import Screen
+from tests.cli.conftest import Conn, Run, Terminal
 from tests.kit.burying import bury, statuses
 from tests.kit.commands import HOSTILE, PROGRAM, Done, check_refusals, checked
 
-Conn = psycopg.Connection[tuple[Any, ...]]
-Run = Callable[..., Done]
-Terminal = Callable[..., Screen]
 COMMANDS = (
     "install", "upgrade", "uninstall", "sql", "dev", "doctor", "send", "queues", "dead", "discard", "restore", "hold",
     "erase", "groups", "replay", "audit", "explain", "repro", "work", "janitor", "demo",

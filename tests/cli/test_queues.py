@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -16,15 +15,12 @@ from bartleby import Client
 from bartleby.janitor import DUTY
 from bartleby.surfaces.cli import upkeep
 from bartleby.surfaces.words import when
-from tests.cli.conftest import Screen
+from tests.cli.conftest import Conn, Run, Terminal
 from tests.kit.answering import END_OF_INPUT, INTERRUPT
 from tests.kit.burying import bury
 from tests.kit.clock import move_clock
-from tests.kit.commands import HOSTILE, PROGRAM, Done, check_refusals
+from tests.kit.commands import HOSTILE, PROGRAM, check_refusals
 
-Conn = psycopg.Connection[tuple[Any, ...]]
-Run = Callable[..., Done]
-Terminal = Callable[..., Screen]
 WHY = ("--reason", "gone")
 
 

@@ -15,16 +15,13 @@ from bartleby.evidence import Count
 from bartleby.operations import Operator
 from bartleby.surfaces.cli import replay_progress
 from bartleby.surfaces.cli.progress import Stop
-from tests.cli.conftest import Screen
+from tests.cli.conftest import Conn, Run, Terminal
 from tests.kit.answering import END_OF_INPUT, INTERRUPT
 from tests.kit.burying import bury, statuses
-from tests.kit.commands import Done, check_refusals
+from tests.kit.commands import check_refusals
 from tests.kit.replay import Shop, wait_for
 from tests.kit.worker import row, until
 
-Conn = psycopg.Connection[tuple[Any, ...]]
-Run = Callable[..., Done]
-Terminal = Callable[..., Screen]
 WHY = ("--reason", "hotfix")
 SURE = (*WHY, "--yes")
 BEN: dict[str, Any] = {"actor": "ben", "reason": "mine"}

@@ -1,24 +1,22 @@
 """`bartleby replay list, show, items, start, approve, pause, resume, cancel`; and the progress line on values."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Bartleby, Client, Replay
 from bartleby.evidence import ReplayId
 from bartleby.replays import Advance
 from bartleby.surfaces.cli import replay_outcome, replay_progress
+from tests.cli.conftest import Conn, Run
 from tests.kit.burying import bury, statuses
-from tests.kit.commands import Done, check_refusals
+from tests.kit.commands import check_refusals
 from tests.kit.replay import Shop
 
-Conn = psycopg.Connection[tuple[Any, ...]]
-Run = Callable[..., Done]
 WHY = ("--reason", "hotfix")
 SURE = (*WHY, "--yes")
 ANA: dict[str, Any] = {"actor": "ana", "reason": "hotfix"}

@@ -5,21 +5,17 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Bartleby, Client, Failure
 from bartleby.surfaces.cli.repro import _exception, written
 from bartleby.testing import drain
+from tests.cli.conftest import Conn, Run
 from tests.kit.burying import bury
-from tests.kit.commands import HOSTILE, WITHOUT_PLUGINS, Done
-
-Conn = psycopg.Connection[tuple[Any, ...]]
-Run = Callable[..., Done]
+from tests.kit.commands import HOSTILE, WITHOUT_PLUGINS
 
 SHOP = """
 import asyncio, os, sys, time

@@ -1,13 +1,11 @@
 """`bartleby send`: a payload as an argument, from standard input, or one a line."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from bartleby import Client
-from tests.kit.commands import HOSTILE, Done
-
-Run = Callable[..., Done]
+from tests.cli.conftest import Run
+from tests.kit.commands import HOSTILE
 
 
 def payloads(client: Client) -> list[Any]:

@@ -3,23 +3,20 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Client
-from tests.cli.conftest import Screen
-from tests.kit.commands import Done, check_refusals
+from tests.cli.conftest import Run, Terminal
+from tests.kit.commands import check_refusals
 from tests.kit.events import WELL_FORMED
 from tests.kit.relay import ANA, Bus, add, die, relaying, sink
 from tests.kit.worker import ENVIRONMENT, until
 
-Run = Callable[..., Done]
-Terminal = Callable[..., Screen]
 WHY = ("--reason", "so it is")
 
 
@@ -158,27 +155,6 @@ def test_sink_with_events_is_removed_by_force_and_by_name(client: Client, bartle
     assert (refused.code, len(client.sinks())) == (1, 1)
     assert terminal(*remove, "--force", answers=["bus"]).code == 0
     assert client.sinks() == []
-
-
-def test_sink_that_was_repaired_recovers_when_it_takes_something(
-    client: Client, bartleby: Run, dsn: str, file: Path
-) -> None:
-    """Otherwise the incident that `sink.degraded` opened at a pager stays open for ever."""
-
-    def types() -> list[str]:
-        with psycopg.connect(dsn) as on:
-            found = on.execute("select type from bartleby.events where type like '%.sink.%' order by id").fetchall()
-        return [str(each[0]).rpartition(".")[2] for each in found]
-
-    add(client)
-    assert client.report_sink("bus", published=3) is None
-    assert client.report_sink("bus", error="no such host") == "degraded"
-    assert bartleby("sinks", "add", "bus", "log", "--option", f"path={file}", *WHY).code == 0
-    assert (sink(client).state, types()) == ("working", ["degraded"])
-    assert client.report_sink("bus") is None
-    assert client.report_sink("bus", published=1) == "recovered"
-    assert client.report_sink("bus", published=1) is None
-    assert types() == ["degraded", "recovered"]
 
 
 def test_metrics_are_in_the_format_of_prometheus_and_a_list_fits(

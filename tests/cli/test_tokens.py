@@ -1,17 +1,14 @@
 """`bartleby tokens`: secrets are shown once, and passwords are never arguments. `bartleby workers`: list and drain."""
 
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bartleby import Client, hashing
-from tests.cli.conftest import Screen
+from tests.cli.conftest import Run, Terminal
 from tests.kit.answering import END_OF_INPUT, talk
-from tests.kit.commands import Done, check_refusals
+from tests.kit.commands import check_refusals
 
-Run = Callable[..., Done]
-Terminal = Callable[..., Screen]
 WHY = ("--reason", "the pipeline")
 
 

@@ -9,18 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from click.testing import CliRunner
 
 from bartleby import Bartleby, NoApp, dev
 from bartleby.surfaces.cli.work import load
 from bartleby.surfaces.cli.work import work as work_command
-from tests.kit.commands import Done, check_refusals
+from tests.cli.conftest import Conn, Run
+from tests.kit.commands import check_refusals
 from tests.kit.worker import ENVIRONMENT, Program, state
 
-Conn = psycopg.Connection[tuple[Any, ...]]
-Run = Callable[..., Done]
 SHOP = """
 from bartleby import Bartleby
 

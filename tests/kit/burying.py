@@ -16,7 +16,7 @@ def bury(
     key: str | None = None,
     headers: dict[str, Any] | None = None,
 ) -> list[int]:
-    """Send messages, and let them die of the same."""
+    """Send messages that all fail with the same error, and return their ids."""
     options = {name: value for name, value in {"key": key, "headers": headers}.items() if value is not None}
     sent = [int(each) for each in client.send_many(queue, [{"payload": payload, **options} for payload in payloads])]
     while lease := client.claim(queue, "web-1", limit=1000):
@@ -28,6 +28,6 @@ def bury(
 
 
 def statuses(client: Client, ids: Iterable[int]) -> list[str]:
-    """What has become of letters."""
+    """Return the status of each letter; `none` if there is no such letter."""
     letters = [client.dead_letter(each) for each in ids]
     return ["none" if letter is None else letter.status for letter in letters]

@@ -1,10 +1,7 @@
-"""The command line as a user types it, for tests: what it printed, and on a terminal."""
+"""The command line for tests: how to start it, what it printed, and tables of refusals."""
 
-import contextlib
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ from typing import Any
 
 PROGRAM = [sys.executable, "-c", "from bartleby.surfaces.cli import main; main()"]
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202eevil\r\b"
-# for a pytest that a test starts: users need not have them, and they take two thirds of its start
+# for a pytest that a test starts: these plugins take two thirds of its start
 WITHOUT_PLUGINS = ["-p", "no:hypothesispytest", "-p", "no:schemathesis"]
 STEERING = set("\x1b\x07\x9b\u202e\r\b")
 
@@ -51,19 +48,3 @@ def has_lines(done: Done, *patterns: str) -> None:
         while not re.search(pattern, rest[0]):
             rest.pop(0)
             assert rest, f"{pattern!r} is missing, or out of order:\n{done.out}"
-
-
-def on_a_terminal(dsn: str, *words: str, columns: int = 80) -> list[str]:
-    """What a terminal of so many columns is given, without its colours."""
-    master, slave = os.openpty()
-    environment = {**os.environ, "BARTLEBY_DSN": dsn, "COLUMNS": str(columns), "TERM": "xterm"}
-    with subprocess.Popen([*PROGRAM, *words], stdout=slave, stdin=subprocess.DEVNULL, env=environment):
-        os.close(slave)
-        shown = b""
-        with contextlib.suppress(OSError):
-            while part := os.read(master, 65536):
-                shown += part
-    os.close(master)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
-    assert not STEERING & set(text)
-    return [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""A demo as a user starts it, for tests: in lines or on a terminal; and what it leaves behind."""
+"""A demo for tests: started in a pipe or on a terminal, and a check that nothing of it is left."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ from tests.kit.commands import PROGRAM
 
 @contextmanager
 def a_folder(scratch: Path) -> Iterator[Path]:
-    """Where a demo lives; whatever it leaves there is taken away."""
+    """Yield a directory for a demo; at the end its processes are killed and it is removed."""
     path = Path(tempfile.mkdtemp(prefix="bartleby-show-", dir=scratch))
     path.chmod(0o755)
     yield path
@@ -57,7 +57,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def processes(folder: Path) -> set[int]:
-    """Whoever works in this folder: servers by their command line, workers by their directory."""
+    """Return the processes of a demo: servers by their command line, workers by their directory."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -71,7 +71,7 @@ def processes(folder: Path) -> set[int]:
 
 def nothing_is_left(folder: Path) -> None:
     assert list(folder.iterdir()) == []
-    # a killed process is seen until its parent, which may be init, has looked
+    # a killed process is visible until its parent, which may be init, has reaped it
     deadline = time.monotonic() + 20
     while processes(folder) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -79,7 +79,7 @@ def nothing_is_left(folder: Path) -> None:
 
 
 class Terminal:
-    """The demo on a pseudo terminal, and everything it has written."""
+    """The demo on a pseudo terminal, with everything that it has written."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         self._master, slave = os.openpty()
