@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 from bartleby import Client, dev
 from bartleby.surfaces.cli import cli, connecting
-from tests.kit.commands import PROGRAM
+from tests.cli.conftest import Run
+from tests.kit.commands import PROGRAM, check_refusals
 
 
 @pytest.fixture
@@ -30,12 +31,12 @@ def folder(scratch: Path) -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def start(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     given = {name: value for name, value in os.environ.items() if name != "BARTLEBY_DSN"}
     return subprocess.Popen(
         [*PROGRAM, *words],
         cwd=folder,
-        env={**given, "PYTHONUNBUFFERED": "1", **environment},
+        env={**given, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -79,13 +80,15 @@ def test_server_runs_until_a_signal_or_stop_and_keeps_its_data(folder: Path) -> 
     assert finish(start(folder, *dev_here, "--stop")) == (0, "", "no embedded PostgreSQL is running there\n")
 
 
-def test_directory_or_binaries_that_cannot_be_used_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_or_binaries_that_cannot_be_used_are_refused(
+    bartleby: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "full").mkdir()
     (folder / "full" / "mine").touch()
-    code, out, err = finish(start(folder, "dev", "--directory", "full"))
-    assert (code, out, "has other things in it" in err) == (1, "", True)
-    code, _, err = finish(start(folder, "dev", "--directory", "pg", BARTLEBY_PG_BIN="/nonexistent"))
-    assert (code, err.startswith("bartleby: BARTLEBY_PG_BIN is /nonexistent")) == (1, True)
+    check_refusals(bartleby, [(["dev", "--directory", str(folder / "full")], 1, "has other things in it")])
+    monkeypatch.setenv("BARTLEBY_PG_BIN", "/nonexistent")
+    missing = "bartleby: BARTLEBY_PG_BIN is /nonexistent"
+    check_refusals(bartleby, [(["dev", "--directory", str(folder / "pg")], 1, missing)])
 
 
 def test_commands_without_a_dsn_share_the_embedded_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
