@@ -1,4 +1,4 @@
-"""What the tests of the SQL core share: short names for its verbs, refusals by SQLSTATE, and proofs of waiting."""
+"""Tools of the SQL tests: short names for the verbs, refusals by SQLSTATE, and proofs of waiting."""
 
 import shutil
 import subprocess
@@ -48,9 +48,9 @@ def value(conn: Connection, query: LiteralString, *parameters: Any) -> Any:
 
 
 def pages_read(conn: Connection, query: LiteralString, *parameters: Any) -> int:
-    """Return how many pages a query reads, and undo it.
+    """Return how many pages a query reads, and roll it back.
 
-    The first look reads the catalog, and new statistics have it planned anew: so it is the least of three.
+    The first run also reads the catalog, and new statistics cause a new plan, so the smallest of three runs counts.
     """
     looks = []
     for _ in range(3):
@@ -61,7 +61,7 @@ def pages_read(conn: Connection, query: LiteralString, *parameters: Any) -> int:
 
 
 def processor_time(conn: Connection) -> float:
-    """Return how many seconds a session has had of a processor; where nobody knows, the time of day."""
+    """Return the processor time of a session in seconds, or the wall time where the system does not report it."""
     known = Path(f"/proc/{conn.info.backend_pid}/schedstat")
     return int(known.read_text().split()[0]) / 1e9 if known.exists() else time.perf_counter()
 
@@ -93,7 +93,7 @@ def send_count(conn: Connection, count: int, queue: str = "q") -> list[int]:
 
 @dataclass(frozen=True)
 class Claim:
-    """What one claim handed out."""
+    """The messages of one claim."""
 
     messages: list[Row]
 
@@ -181,13 +181,17 @@ def snapshot_of_everything(conn: Connection) -> dict[str, list[Any]]:
 
 
 @contextmanager
-def refused(sqlstate: str, *words: str) -> Iterator[pytest.ExceptionInfo[psycopg.Error]]:
-    """What happens inside is refused with that SQLSTATE; the error says these words."""
-    with pytest.raises(psycopg.Error) as caught:
-        yield caught
-    assert caught.value.sqlstate == sqlstate, f"{caught.value.sqlstate}: {caught.value}"
+def refused(sqlstate: str, *words: str, row: object = "it") -> Iterator[pytest.ExceptionInfo[psycopg.Error]]:
+    """The block must raise an error with this SQLSTATE and these words; `row` names the row of a table of refusals."""
+    name = f"{row!s:.100}"
+    try:
+        with pytest.raises(psycopg.Error) as caught:
+            yield caught
+    except pytest.fail.Exception:
+        pytest.fail(f"{name} was accepted")
+    assert caught.value.sqlstate == sqlstate, f"{name}: {caught.value.sqlstate}: {caught.value}"
     for word in words:
-        assert word in str(caught.value)
+        assert word in str(caught.value), f"{name}: {word!r} is not in {caught.value}"
 
 
 class Waiting:
@@ -213,13 +217,13 @@ class Waiting:
 def waiting(
     observer: Connection, conn: Connection, work: Callable[[Connection], Any], *, for_whom: Connection
 ) -> Iterator[Waiting]:
-    """Run `work` in another thread, and go on when the server says that it waits for `for_whom`."""
+    """Run `work` in another thread and continue once the server reports that it waits for `for_whom`."""
     under_way = Waiting(conn, work)
     blocker = for_whom.info.backend_pid
     await_true(
         lambda: blocker in value(observer, "select pg_blocking_pids(%s)", under_way.pid),
         unless=under_way.future.done,
-        otherwise=lambda: f"it never waited: {under_way.future}",
+        otherwise=lambda: f"it did not wait: {under_way.future}",
     )
     yield under_way
     under_way.thread.join(30)
@@ -240,7 +244,7 @@ def await_true(
 
 
 def psql(dsn: str, *arguments: str, file: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run psql as a person would; the SQLSTATE of an error is in its stderr."""
+    """Run psql; the SQLSTATE of an error is in its stderr."""
     program = shutil.which("psql", path=dev.find_binaries()) or shutil.which("psql")
     if program is None:
         pytest.skip("there is no psql on this machine")

@@ -8,6 +8,6 @@ MUTANTS = [
         "sql/send.sql",
         "    where u.until <= v_now;\n",
         "    where false;\n",
-        "tests/sql/test_send_once.py",
+        "tests/sql/test_send.py::test_second_send_of_a_unique_key_returns_the_first_id_until_it_lapses",
     ),
 ]
