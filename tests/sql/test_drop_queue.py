@@ -1,6 +1,6 @@
-"""Dropping a queue: not while it has messages, and with nothing left of it, whoever else is at work."""
+"""Dropping a queue: only by force while it has messages, and no row is left, whatever else is under way."""
 
-from typing import Any
+from collections.abc import Callable
 
 import psycopg
 import pytest
@@ -26,250 +26,123 @@ from tests.kit.sql import (
     waiting,
 )
 
-DEFAULTS = {
-    "max_attempts": 5,
-    "backoff": "exponential",
-    "base": "00:00:01",
-    "factor": 2.0,
-    "cap": "00:05:00",
-    "jitter": "full",
-    "schedule": None,
-    "lease": "00:01:00",
-    "crash_budget": 3,
-    "give_up_after": None,
-    "dead_letter_to": None,
-    "invalid_to": None,
-    "retention": "30 days",
-    "payload_limit": 1048576,
-}
+
+@pytest.fixture
+def conn(conn: Connection) -> Connection:
+    create(conn)
+    return conn
 
 
-def policy(conn: Connection, name: str = "q") -> dict[str, Any]:
-    found = value(conn, "select to_jsonb(q) from bartleby.queues q where name = %s", name)
-    return {key: found[key] for key in DEFAULTS}
+def drop(conn: Connection, force: bool = True) -> None:
+    conn.execute("select bartleby.drop_queue('q', %s)", [force])
 
 
-def leftovers(conn: Connection) -> dict[str, int]:
-    """Rows and objects of queues that do not exist."""
+def assert_dropped(conn: Connection) -> None:
+    """The queue is gone, and so are all rows and objects of queues that do not exist."""
+    assert column(conn, "select name from bartleby.queues where name = 'q'") == []
     tables = (
         *("log", "deferred", "dead_letter", "attempt", "unique_key", "hole", "sweep", "breaker", "handled"),
         *("failure_group", "letter_count", "letter_delta", "retention_mark", "untold_expiry"),
     )
-    counted = {
-        table: value(
-            conn,
-            f"select count(*) from bartleby.{table} t"
-            " where not exists (select from bartleby.queue q where q.id = t.queue)",
-        )
-        for table in tables
-    }
-    counted["lease"] = value(
+    for table in tables:
+        orphans = f"select t::text from bartleby.{table} t where t.queue not in (select id from bartleby.queue)"
+        assert column(conn, orphans) == [], table
+    leases = column(
         conn,
-        "select count(*) from bartleby.lease l where not exists (select from bartleby.queue q"
+        "select id from bartleby.lease l where not exists (select from bartleby.queue q"
         " where l.id >= bartleby.lease_floor(q.id) and l.id < bartleby.lease_floor(q.id + 1))",
     )
-    counted["sequence"] = value(
+    sequences = column(
         conn,
-        "select count(*) from pg_class c where relname ~ '^(positions|idle)_[0-9]+$'"
+        "select relname from pg_class c where relname ~ '^(positions|idle)_[0-9]+$'"
         " and not exists (select from bartleby.queue q where c.oid in (q.positions, q.idle))",
     )
-    return {table: count for table, count in counted.items() if count}
+    assert (leases, sequences) == ([], [])
 
 
-def test_an_empty_queue_can_be_dropped_and_created_anew(conn: Connection) -> None:
+def test_empty_queue_can_be_dropped_and_created_anew(conn: Connection) -> None:
     create(conn, "q", max_attempts=9)
     send_count(conn, 3)
     drain(conn)
-    conn.execute("select bartleby.drop_queue('q')")
-    assert column(conn, "select name from bartleby.queues") == []
-    assert leftovers(conn) == {}
+    drop(conn, force=False)
+    assert_dropped(conn)
     create(conn)
-    assert policy(conn) == DEFAULTS
+    assert stats(conn)["max_attempts"] == 5
     assert claim(conn).messages == []
     send(conn, "new")
     assert claim(conn).payloads == ["new"]
 
 
-@pytest.mark.parametrize("where", ["ready", "leased", "deferred", "dead"])
-def test_a_queue_with_messages_is_dropped_only_by_force(conn: Connection, where: str) -> None:
-    create(conn)
-    send(conn, 1, delay="1 hour" if where == "deferred" else None, key="k", unique_for="1 hour")
-    if where in ("leased", "dead"):
-        claimed = claim(conn)
-        if where == "dead":
-            fail_all(conn, claimed, verdict="dead")
-    with refused("ZB009", "still has messages"):
-        conn.execute("select bartleby.drop_queue('q')")
-    assert stats(conn)[where] == 1
-    conn.execute("select bartleby.drop_queue('q', p_force => true)")
-    assert column(conn, "select name from bartleby.queues") == []
-    assert leftovers(conn) == {}
+def test_queue_with_messages_is_dropped_only_by_force(conn: Connection) -> None:
+    for where in ("ready", "leased", "deferred", "dead"):
+        create(conn)
+        send(conn, 1, delay="1 hour" if where == "deferred" else None, key="k", unique_for="1 hour")
+        if where in ("leased", "dead"):
+            claimed = claim(conn)
+            if where == "dead":
+                fail_all(conn, claimed, verdict="dead")
+        with refused("ZB009", "still has messages", row=where):
+            drop(conn, force=False)
+        assert stats(conn)[where] == 1
+        drop(conn)
+        assert_dropped(conn)
 
 
-@pytest.mark.parametrize("deeds", [["discard"], ["hold"], ["replay", "ack", "hold"], ["replay to other"]])
-def test_letters_that_somebody_may_yet_want_are_dropped_only_by_force(conn: Connection, deeds: list[str]) -> None:
-    """Discarded ones can be restored, and those on hold are kept; a living message has its story there."""
-    create(conn)
+def test_queue_with_letters_that_may_be_needed_is_dropped_only_by_force(conn: Connection) -> None:
+    """Discarded letters can be restored, held ones are kept, and replayed ones belong to a living message."""
     create(conn, "other")
-    sent = send(conn, 1)
-    fail_all(conn, claim(conn), verdict="dead")
-    for deed in deeds:
-        if deed == "ack":
-            drain(conn)
-        elif deed == "replay to other":
-            started(conn, [sent], to="other")
-            steps(conn)
-        else:
-            change(conn, deed, sent)
-    with refused("ZB009", "letters"):
-        conn.execute("select bartleby.drop_queue('q')")
-    assert value(conn, "select count(*) from bartleby.dead_letters") == 1
-    conn.execute("select bartleby.drop_queue('q', p_force => true)")
-    assert leftovers(conn) == {}
-    (status,) = value(conn, "select before -> 'letters' from bartleby.audit_log where action = 'queue.drop'")
-    assert status in ("discarded", "dead", "resolved", "replayed")
+    for actions, status in (
+        (["discard"], "discarded"),
+        (["hold"], "dead"),
+        (["replay", "ack", "hold"], "resolved"),
+        (["replay to other"], "replayed"),
+    ):
+        create(conn)
+        sent = send(conn, 1)
+        fail_all(conn, claim(conn), verdict="dead")
+        for action in actions:
+            if action == "ack":
+                drain(conn)
+            elif action == "replay to other":
+                started(conn, [sent], to="other")
+                steps(conn)
+            else:
+                change(conn, action, sent)
+        with refused("ZB009", "letters", row=actions):
+            drop(conn, force=False)
+        assert value(conn, "select count(*) from bartleby.dead_letters") == 1
+        drop(conn)
+        assert_dropped(conn)
+        audited = (
+            "select before -> 'letters' from bartleby.audit_log where action = 'queue.drop' order by id desc limit 1"
+        )
+        assert value(conn, audited) == {status: 1}
 
 
-def test_resolved_letters_are_no_reason_to_keep_a_queue(conn: Connection) -> None:
-    create(conn)
+def test_resolved_letters_do_not_keep_a_queue(conn: Connection) -> None:
     sent = send(conn, 1)
     fail_all(conn, claim(conn), verdict="dead")
     change(conn, "replay", sent)
     drain(conn)
     conn.execute("select bartleby.tally()")
-    conn.execute("select bartleby.drop_queue('q')")
-    assert leftovers(conn) == {}
+    drop(conn, force=False)
+    assert_dropped(conn)
 
 
-@pytest.mark.parametrize("key", ["dead_letter_to", "invalid_to"])
-@pytest.mark.parametrize("force", [False, True])
-def test_a_queue_to_which_another_routes_is_not_dropped(conn: Connection, key: str, force: bool) -> None:
+def test_target_of_a_route_is_not_dropped(conn: Connection) -> None:
+    for key in ("dead_letter_to", "invalid_to"):
+        for force in (False, True):
+            create(conn)
+            create(conn, "source", **{key: "q"})
+            with refused("ZB009", key, row=(key, force)):
+                drop(conn, force)
+            conn.execute("select bartleby.drop_queue('source', %s)", [force])
+            drop(conn, force)
+            assert_dropped(conn)
+
+
+def test_drop_takes_only_the_rows_of_its_queue(conn: Connection) -> None:
     create(conn, "a")
-    create(conn, "q", **{key: "a"})
-    with refused("ZB009", key):
-        conn.execute("select bartleby.drop_queue('a', %s)", [force])
-    conn.execute("select bartleby.drop_queue('q', %s)", [force])
-    conn.execute("select bartleby.drop_queue('a', %s)", [force])
-    assert column(conn, "select name from bartleby.queues") == []
-
-
-def drop(conn: Connection) -> None:
-    conn.execute("select bartleby.drop_queue('q', p_force => true)")
-
-
-@pytest.mark.parametrize("options", [{}, {"delay": "1 hour"}, {"key": "k", "unique_for": "1 hour"}])
-@pytest.mark.parametrize("commits", [True, False])
-def test_dropping_waits_for_an_open_sender_and_leaves_no_orphan(
-    connect: Connect, options: dict[str, Any], commits: bool
-) -> None:
-    sender, dropper, observer = connect(autocommit=False), connect(), connect()
-    create(observer)
-    send(sender, 1, **options)
-    with waiting(observer, dropper, drop, for_whom=sender) as second:
-        if commits:
-            sender.commit()
-        else:
-            sender.rollback()
-        second.result()
-    assert leftovers(observer) == {}
-    assert column(observer, "select name from bartleby.queues") == []
-
-
-def test_dropping_without_force_sees_what_an_open_sender_commits(connect: Connect) -> None:
-    sender, dropper, observer = connect(autocommit=False), connect(), connect()
-    create(observer)
-    send(sender, 1)
-    work = "select bartleby.drop_queue('q')"
-    with waiting(observer, dropper, lambda conn: conn.execute(work), for_whom=sender) as second:
-        sender.commit()
-        with refused("ZB009"):
-            second.result()
-    assert drain(observer) == [1]
-
-
-@pytest.mark.parametrize("verdict", ["retry", "dead", "release"])
-def test_dropping_leaves_no_orphan_of_a_settlement_under_way(connect: Connect, verdict: str) -> None:
-    worker, dropper, observer = connect(autocommit=False), connect(), connect()
-    create(observer)
-    send_count(observer, 2)
-    claimed = claim(observer, 2)
-    if verdict == "release":
-        release(worker, claimed.lease)
-    else:
-        fail(worker, claimed.lease, {"position": claimed.positions[0], "verdict": verdict})
-    with waiting(observer, dropper, drop, for_whom=worker) as second:
-        worker.commit()
-        second.result()
-    assert leftovers(observer) == {}
-
-
-def test_dropping_leaves_no_orphan_of_counts_that_are_just_added_up(connect: Connect) -> None:
-    janitor, dropper, observer = connect(autocommit=False), connect(), connect()
-    create(observer)
-    die(observer, 3)
-    janitor.execute("select bartleby.tally()")
-    with waiting(observer, dropper, drop, for_whom=janitor) as second:
-        janitor.commit()
-        second.result()
-    assert leftovers(observer) == {}
-    assert rows(observer, "select * from bartleby.group_hour") == []
-    assert row(observer, "select letters, exact from bartleby.count_letters('')") == {"letters": 0, "exact": True}
-
-
-def test_nor_of_a_group_that_the_tally_left_for_the_next_one(connect: Connect) -> None:
-    """Somebody holds the group, so that the tally leaves a mark to look again; that goes with the queue."""
-    janitor, operator, dropper, observer = connect(autocommit=False), connect(autocommit=False), connect(), connect()
-    create(observer)
-    die(observer, 12)
-    operator.execute("select from bartleby.failure_group for update")
-    janitor.execute("set statement_timeout = '20s'")
-    janitor.execute("select bartleby.tally()")
-    with waiting(observer, dropper, drop, for_whom=janitor) as second:
-        janitor.commit()
-        operator.rollback()
-        second.result()
-    assert leftovers(observer) == {}
-    observer.execute("select bartleby.tally()")
-    assert leftovers(observer) == {}
-
-
-def test_a_tally_and_whoever_drops_do_not_deadlock(connect: Connect) -> None:
-    """A worker holds a group of another queue, of which the tally has an alarm to raise."""
-    janitor, worker, dropper, observer = connect(autocommit=False), connect(autocommit=False), connect(), connect()
-    create(observer)
-    create(observer, "other")
-    die(observer, 9, "other", fingerprint="a")
-    ids = die(observer, 9, fingerprint="b")
-    observer.execute("select bartleby.tally()")
-    change(observer, "discard", *ids)
-    die(observer, 2, "other", fingerprint="a")
-    send(observer, 1, "other")
-    bury(worker, claim(observer, 1, "other"), fingerprint="a", worker_version="9")
-    janitor.execute("set statement_timeout = '20s'")
-    janitor.execute("select bartleby.tally()")
-    with waiting(observer, dropper, drop, for_whom=janitor) as second:
-        worker.commit()
-        janitor.commit()
-        second.result()
-    assert leftovers(observer) == {}
-
-
-def test_dropping_waits_for_a_claim_under_way(connect: Connect) -> None:
-    worker, dropper, observer = connect(autocommit=False), connect(), connect()
-    create(observer)
-    send_count(observer, 2)
-    claimed = claim(worker, 2)
-    with waiting(observer, dropper, drop, for_whom=worker) as second:
-        worker.commit()
-        second.result()
-    with refused("ZB006"):
-        observer.execute("select bartleby.ack(%s)", [claimed.lease])
-    assert leftovers(observer) == {}
-
-
-def test_a_dropped_queue_takes_only_its_own_messages_along(conn: Connection) -> None:
-    create(conn, "a")
-    create(conn, "q")
     for name in ("a", "q"):
         send_count(conn, 3, name)
         fail_all(conn, claim(conn, 1, name), verdict="dead")
@@ -278,41 +151,144 @@ def test_a_dropped_queue_takes_only_its_own_messages_along(conn: Connection) -> 
     before = row(conn, "select * from bartleby.queues where name = 'a'")
     drop(conn)
     assert rows(conn, "select * from bartleby.queues") == [before]
-    assert leftovers(conn) == {}
+    assert_dropped(conn)
 
 
-@pytest.mark.parametrize(
-    "call", ["send('q', '1')", "send('q', '1', p_delay => '1 hour')", "send_many('q', '[{\"payload\": 1}]')"]
-)
-def test_a_sender_who_comes_while_the_queue_is_dropped_fails_and_leaves_no_orphan(connect: Connect, call: str) -> None:
-    dropper, sender, observer = connect(autocommit=False), connect(), connect()
-    create(observer)
-    drop(dropper)
-    with waiting(observer, sender, lambda conn: conn.execute(f"select bartleby.{call}"), for_whom=dropper) as second:
-        dropper.commit()
-        with pytest.raises(psycopg.Error):
+def test_drop_gives_up_while_a_sender_stays_open(conn: Connection, connect: Connect) -> None:
+    sender = connect(autocommit=False)
+    send(sender, 1)
+    with refused("ZB009", "open transaction"):
+        drop(conn)
+    sender.commit()
+    assert drain(conn) == [1]
+
+
+@pytest.fixture
+def patient(conn: Connection) -> None:
+    """Let drop_queue() wait a minute for a lock, not two seconds, which a busy machine could miss."""
+    conn.execute("alter function bartleby.take_down(text, boolean) set lock_timeout = '60s'")
+
+
+def fail_one(conn: Connection, observer: Connection, verdict: str) -> None:
+    send_count(observer, 2)
+    claimed = claim(observer, 2)
+    fail(conn, claimed.lease, {"position": claimed.positions[0], "verdict": verdict})
+
+
+def release_all(conn: Connection, observer: Connection) -> None:
+    send_count(observer, 2)
+    release(conn, claim(observer, 2).lease)
+
+
+def claim_all(conn: Connection, observer: Connection) -> None:
+    send_count(observer, 2)
+    claim(conn, 2)
+
+
+UNDER_WAY: dict[str, Callable[[Connection, Connection], object]] = {
+    "a send": lambda conn, _: send(conn, 1),
+    "a delayed send": lambda conn, _: send(conn, 1, delay="1 hour"),
+    "a unique send": lambda conn, _: send(conn, 1, key="k", unique_for="1 hour"),
+    "a mark": lambda conn, _: conn.execute("select bartleby.mark_handled('q', 'c', 'k')"),
+    "a claim": claim_all,
+    "a retry": lambda conn, observer: fail_one(conn, observer, "retry"),
+    "a death": lambda conn, observer: fail_one(conn, observer, "dead"),
+    "a release": release_all,
+}
+
+
+@pytest.mark.own_database
+@pytest.mark.usefixtures("patient")
+def test_drop_waits_for_transactions_under_way_and_leaves_no_orphan(connect: Connect) -> None:
+    session, dropper, observer = connect(autocommit=False), connect(), connect()
+    for name, work in UNDER_WAY.items():
+        for commits in (True, False):
+            create(observer)
+            work(session, observer)
+            with waiting(observer, dropper, drop, for_whom=session) as second:
+                if commits:
+                    session.commit()
+                else:
+                    session.rollback()
+                assert second.result() is None, (name, commits)
+            assert_dropped(observer)
+
+
+@pytest.mark.own_database
+@pytest.mark.usefixtures("patient")
+def test_drop_without_force_sees_messages_of_an_open_sender(connect: Connect) -> None:
+    sender, dropper, observer = connect(autocommit=False), connect(), connect()
+    send(sender, 1)
+    with waiting(observer, dropper, lambda conn: drop(conn, force=False), for_whom=sender) as second:
+        sender.commit()
+        with refused("ZB009"):
             second.result()
-    assert leftovers(observer) == {}
+    assert drain(observer) == [1]
 
 
-def test_a_claimer_who_comes_while_the_queue_is_dropped_is_told_that_there_is_none(connect: Connect) -> None:
-    dropper, worker, observer = connect(autocommit=False), connect(), connect()
-    create(observer)
-    send(observer, 1)
-    drop(dropper)
-    with waiting(observer, worker, claim, for_whom=dropper) as second:
-        dropper.commit()
-        with refused("ZB001"):
+@pytest.mark.own_database
+@pytest.mark.usefixtures("patient")
+def test_drop_leaves_no_orphan_of_counts_that_are_being_added_up(connect: Connect) -> None:
+    """In the second round the group is locked, so that the tally leaves a mark to look again."""
+    janitor, operator, dropper, observer = connect(autocommit=False), connect(autocommit=False), connect(), connect()
+    janitor.execute("set lock_timeout = '1s'")
+    janitor.commit()
+    for locked in (False, True):
+        create(observer)
+        die(observer, 12)
+        if locked:
+            operator.execute("select from bartleby.failure_group for update")
+        janitor.execute("select bartleby.tally()")
+        with waiting(observer, dropper, drop, for_whom=janitor) as second:
+            janitor.commit()
+            operator.rollback()
             second.result()
-    assert leftovers(observer) == {}
+        assert_dropped(observer)
+        observer.execute("select bartleby.tally()")
+        assert_dropped(observer)
+        assert rows(observer, "select * from bartleby.group_hour") == []
+        counted = row(observer, "select letters, exact from bartleby.count_letters('')")
+        assert counted == {"letters": 0, "exact": True}
 
 
-def test_two_who_drop_at_once_drop_once(connect: Connect) -> None:
-    one, two, observer = connect(autocommit=False), connect(), connect()
-    create(observer)
-    drop(one)
-    with waiting(observer, two, drop, for_whom=one) as second:
-        one.commit()
-        with refused("ZB001"):
-            second.result()
-    assert leftovers(observer) == {}
+@pytest.mark.own_database
+@pytest.mark.usefixtures("patient")
+def test_tally_and_drop_do_not_deadlock(connect: Connect) -> None:
+    """A worker holds a group of another queue, about which the tally has an alarm to raise."""
+    janitor, worker, dropper, observer = connect(autocommit=False), connect(autocommit=False), connect(), connect()
+    create(observer, "other")
+    die(observer, 9, "other", fingerprint="a")
+    ids = die(observer, 9, fingerprint="b")
+    observer.execute("select bartleby.tally()")
+    change(observer, "discard", *ids)
+    die(observer, 2, "other", fingerprint="a")
+    send(observer, 1, "other")
+    bury(worker, claim(observer, 1, "other"), fingerprint="a", worker_version="9")
+    janitor.execute("set lock_timeout = '1s'")
+    janitor.execute("select bartleby.tally()")
+    with waiting(observer, dropper, drop, for_whom=janitor) as second:
+        worker.commit()
+        janitor.commit()
+        second.result()
+    assert_dropped(observer)
+
+
+def test_calls_during_a_drop_wait_fail_and_leave_no_orphan(connect: Connect, conn: Connection) -> None:
+    dropper, other = connect(autocommit=False), connect()
+    calls: dict[str, tuple[str | None, Callable[[Connection], object]]] = {
+        "send": (None, lambda conn: send(conn, 1)),
+        "delayed send": (None, lambda conn: send(conn, 1, delay="1 hour")),
+        "send_many": (None, lambda conn: send_count(conn, 1)),
+        "claim": ("ZB001", claim),
+        "drop": ("ZB001", drop),
+    }
+    for name, (sqlstate, call) in calls.items():
+        create(conn)
+        send(conn, 1)
+        drop(dropper)
+        with waiting(conn, other, call, for_whom=dropper) as second:
+            dropper.commit()
+            with pytest.raises(psycopg.Error) as caught:
+                second.result()
+        assert sqlstate in (None, caught.value.sqlstate), name
+        assert_dropped(conn)

@@ -1,7 +1,7 @@
-"""Failing: what becomes of a message whose attempt failed, when it comes again, and what is kept of it."""
+"""Failing and rejecting: retry or dead letter, when the retry comes, what is recorded, and where a copy is routed."""
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -18,15 +18,15 @@ from tests.kit.sql import (
     fail,
     fail_all,
     refused,
+    reject,
     row,
     rows,
     send,
     send_count,
+    snapshot_of_everything,
     stats,
     value,
 )
-
-Settle = Callable[[Connection, Claim], object]
 
 
 @pytest.fixture
@@ -35,432 +35,349 @@ def conn(conn: Connection) -> Connection:
     return conn
 
 
-def claimed(conn: Connection, count: int = 3) -> Claim:
-    send_count(conn, count)
-    return claim(conn, count)
+def claimed(conn: Connection, count: int = 3, queue: str = "q") -> Claim:
+    send_count(conn, count, queue)
+    return claim(conn, count, queue)
 
 
-class TestFail:
-    def test_it_says_what_became_of_each(self, conn: Connection, clock: Clock) -> None:
-        create(conn, "q", backoff="fixed", base=10)
-        work = claimed(conn)
-        first, second, third = work.positions
-        verdicts = fail(conn, work.lease, {"position": third, "verdict": "dead"}, {"position": first})
-        by_position = {found["position"]: found for found in verdicts}
-        assert by_position[first]["verdict"] == "retry"
-        assert by_position[third] == {
-            "position": third,
-            "message_id": work.ids[2],
-            "verdict": "dead",
-            "retry_at": None,
-        }
-        assert stats(conn)["leased"] == 1
-        clock.advance(11)
-        again = claim(conn, 9).one
-        assert (again["message_id"], again["attempt"], again["payload"]) == (work.ids[0], 2, 1)
-        assert ack(conn, work.lease) == 1
-        assert second not in by_position
+def test_fail_reports_the_outcome_of_each_message(conn: Connection, clock: Clock) -> None:
+    create(conn, "q", backoff="fixed", base=10)
+    work = claimed(conn)
+    first, _, third = work.positions
+    answers = fail(conn, work.lease, {"position": third, "verdict": "dead"}, {"position": first})
+    by_position = {answer["position"]: answer for answer in answers}
+    assert set(by_position) == {first, third}
+    assert by_position[first]["verdict"] == "retry"
+    assert by_position[third] == {"position": third, "message_id": work.ids[2], "verdict": "dead", "retry_at": None}
+    assert stats(conn)["leased"] == 1
+    clock.advance(11)
+    again = claim(conn, 9).one
+    assert (again["message_id"], again["attempt"], again["payload"]) == (work.ids[0], 2, 1)
+    assert ack(conn, work.lease) == 1
 
-    def test_a_position_named_twice_is_refused(self, conn: Connection) -> None:
-        work = claimed(conn)
-        with refused("ZB008", "twice"):
-            fail(conn, work.lease, {"position": work.positions[0]}, {"position": work.positions[0]})
-        assert stats(conn)["leased"] == 3
 
-    def test_a_foreign_position_spoils_the_call(self, conn: Connection) -> None:
-        work = claimed(conn)
-        with refused("ZB006"):
-            fail(conn, work.lease, {"position": work.positions[0]}, {"position": 99})
-        assert stats(conn)["leased"] == 3
-        assert rows(conn, "select * from bartleby.attempts") == []
+BAD_FAILURES: list[Any] = [
+    *(1, None, [], {}),
+    *({"position": position} for position in (None, "1", 1.5, 1e300, -1)),
+    *({"position": 1, "verdict": verdict} for verdict in ("maybe", 1)),
+    *({"position": 1, "delay": delay} for delay in (-1, "soon", 1e300, True)),
+    *({"position": 1, "max_attempts": attempts} for attempts in (0, 32001, 1.5, "3")),
+    *({"position": 1, "give_up_after": patience} for patience in (-1, 1e300, "1 hour")),
+    *({"position": 1, "reason": reason} for reason in ("bad", 1, "")),
+]
 
-    def test_none_fail(self, conn: Connection) -> None:
-        assert fail(conn, claimed(conn).lease) == []
 
-    @pytest.mark.parametrize(
-        "bad",
-        [
-            1,
-            None,
-            [],
-            {},
-            {"position": None},
-            {"position": "1"},
-            {"position": 1, "verdict": "maybe"},
-            {"position": 1, "verdict": 1},
-            {"position": 1, "delay": -1},
-            {"position": 1, "delay": "soon"},
-            {"position": 1, "delay": 1e300},
-            {"position": 1, "delay": []},
-            {"position": 1.5},
-            {"position": 1e300},
-            {"position": 1, "max_attempts": 0},
-            {"position": 1, "max_attempts": 32001},
-            {"position": 1, "max_attempts": 1.5},
-            {"position": 1, "max_attempts": "3"},
-            {"position": 1, "give_up_after": -1},
-            {"position": 1, "give_up_after": 1e300},
-            {"position": 1, "give_up_after": "1 hour"},
-            {"position": 1, "reason": "bad"},
-            {"position": 1, "reason": 1},
-            {"position": 1, "reason": ""},
-        ],
-    )
-    def test_what_makes_no_sense_is_refused(self, conn: Connection, bad: Any) -> None:
-        work = claimed(conn)
-        with refused("ZB008"):
+def test_bad_failures_and_rejections_are_refused(conn: Connection) -> None:
+    work = claimed(conn)
+    first, second, _ = work.positions
+    assert first == 1
+    before = snapshot_of_everything(conn)
+    for bad in BAD_FAILURES:
+        with refused("ZB008", row=bad):
             fail(conn, work.lease, bad)
-        assert stats(conn)["leased"] == 3
-
-    def test_the_bad_one_is_named_by_its_index(self, conn: Connection) -> None:
-        work = claimed(conn)
-        first, second, _ = work.positions
-        with refused("ZB008", "failure 1: max_attempts"):
-            fail(conn, work.lease, {"position": first, "max_attempts": 1}, {"position": second, "max_attempts": 0})
-
-    def test_what_is_null_is_not_given(self, conn: Connection) -> None:
-        nothing = dict.fromkeys(["verdict", "delay", "rule", "max_attempts", "give_up_after", "reason", "error"])
-        assert fail_all(conn, claimed(conn, 1), **nothing)[0]["verdict"] == "retry"
-        assert value(conn, "select rule from bartleby.attempts") == "attempt 1 of 5"
-
-    @pytest.mark.parametrize("bad", [None, "{}", "null", '{"position": 1}'])
-    def test_what_is_no_array_is_refused(self, conn: Connection, bad: str | None) -> None:
-        with refused("ZB008"):
-            conn.execute("select bartleby.fail(%s, %s)", [claimed(conn).lease, bad])
-
-    @pytest.mark.parametrize("truncated", [False, True])
-    def test_an_old_snapshot_loses_no_message(self, connect: Connect, conn: Connection, truncated: bool) -> None:
-        """The messages are carried over to another segment, where the old snapshot does not see them."""
-        work = claimed(conn)
-        worker = connect(autocommit=False)
-        worker.execute("set transaction isolation level repeatable read")
-        worker.execute("select 1 from bartleby.queue")
-        assert "3 carried over" in value(conn, "select bartleby.turn(0)")
-        if truncated:
-            conn.execute("truncate bartleby.log_0")
-            with refused("ZB007"):
-                fail_all(worker, work)
-            worker.rollback()
-            assert stats(conn)["leased"] == 3
-        else:
-            fail_all(worker, work)
-            worker.commit()
-            assert stats(conn)["deferred"] == 3
+    for array in (None, "{}", "null", '{"position": 1}'):
+        with refused("ZB008", "array", row=array):
+            conn.execute("select bartleby.fail(%s, %s)", [work.lease, array])
+    with refused("ZB008", "twice"):
+        fail(conn, work.lease, {"position": first}, {"position": first})
+    with refused("ZB008", "failure 1: max_attempts"):
+        fail(conn, work.lease, {"position": first, "max_attempts": 1}, {"position": second, "max_attempts": 0})
+    for reason in (None, "", "bad", "Unacceptable", "x" * 10_000):
+        with refused("ZB008", "rejected", row=reason):
+            conn.execute("select bartleby.reject(%s, %s, %s)", [work.lease, first, reason])
+    with refused("ZB008", "position"):
+        conn.execute("select bartleby.reject(%s, null, 'unacceptable')", [work.lease])
+    assert snapshot_of_everything(conn) == before
 
 
-class TestVerdict:
-    def live(self, conn: Connection, clock: Clock, **failure: Any) -> list[str]:
-        """Fail one message until it is dead; return the verdicts."""
-        verdicts: list[str] = []
-        while "dead" not in verdicts:
-            clock.advance(400)
-            work = claim(conn)
-            assert work.one["attempt"] == len(verdicts) + 1
-            verdicts += [found["verdict"] for found in fail_all(conn, work, **failure)]
-            assert len(verdicts) < 20
-        return verdicts
-
-    def test_the_queues_budget(self, conn: Connection, clock: Clock) -> None:
-        create(conn, "q", max_attempts=3)
-        send(conn, 1)
-        assert self.live(conn, clock) == ["retry", "retry", "dead"]
-        assert row(conn, "select reason, attempts from bartleby.dead_letters") == {
-            "reason": "exhausted",
-            "attempts": 3,
-        }
-
-    @pytest.mark.parametrize("own", [1, 2, 4])
-    def test_the_messages_own_budget_comes_first(self, conn: Connection, clock: Clock, own: int) -> None:
-        create(conn, "q", max_attempts=3)
-        send(conn, 1, max_attempts=own)
-        assert self.live(conn, clock) == ["retry"] * (own - 1) + ["dead"]
-
-    def test_asking_for_a_retry_does_not_raise_the_budget(self, conn: Connection, clock: Clock) -> None:
-        create(conn, "q", max_attempts=3)
-        send(conn, 1)
-        assert self.live(conn, clock, verdict="retry") == ["retry", "retry", "dead"]
-
-    def test_a_terminal_failure_dies_at_once(self, conn: Connection, clock: Clock) -> None:
-        send(conn, 1)
-        assert self.live(conn, clock, verdict="dead") == ["dead"]
-        assert row(conn, "select reason, attempts from bartleby.dead_letters") == {
-            "reason": "terminal",
-            "attempts": 1,
-        }
-
-    def test_it_gives_up_after_a_time(self, conn: Connection, clock: Clock) -> None:
-        create(conn, "q", max_attempts=100, backoff="fixed", base=100, give_up_after=1000)
-        send(conn, 1)
-        assert self.live(conn, clock) == ["retry", "retry", "retry", "dead"]
-        assert value(conn, "select reason from bartleby.dead_letters") == "expired"
-
-    @pytest.mark.parametrize("handlers", [1, 2, 4])
-    def test_the_handlers_budget_comes_before_the_queues(self, conn: Connection, clock: Clock, handlers: int) -> None:
-        create(conn, "q", max_attempts=3)
-        send(conn, 1)
-        assert self.live(conn, clock, max_attempts=handlers) == ["retry"] * (handlers - 1) + ["dead"]
-        assert value(conn, "select reason from bartleby.dead_letters") == "exhausted"
-
-    def test_the_messages_own_budget_comes_before_the_handlers(self, conn: Connection, clock: Clock) -> None:
-        create(conn, "q", max_attempts=3)
-        send(conn, 1, max_attempts=2)
-        assert self.live(conn, clock, max_attempts=4) == ["retry", "dead"]
-
-    def test_the_handlers_budget_is_not_the_messages_own_from_then_on(self, conn: Connection, clock: Clock) -> None:
-        send(conn, 1)
-        fail_all(conn, claim(conn), max_attempts=9)
-        assert value(conn, "select max_attempts from bartleby.messages") is None
-        clock.advance(400)
-        fail_all(conn, claim(conn), verdict="dead", max_attempts=9)
-        assert value(conn, "select max_attempts from bartleby.dead_letter") is None
-
-    def test_the_handlers_patience_comes_before_the_queues(self, conn: Connection, clock: Clock) -> None:
-        create(conn, "q", max_attempts=100, backoff="fixed", base=100, give_up_after=10)
-        send(conn, 1)
-        assert self.live(conn, clock, give_up_after=1000) == ["retry", "retry", "retry", "dead"]
-        assert value(conn, "select reason from bartleby.dead_letters") == "expired"
-
-    @pytest.mark.parametrize("style", ["postgres", "iso_8601", "sql_standard"])
-    def test_the_rule_tells_the_whole_story(self, conn: Connection, style: str) -> None:
-        conn.execute(f"set intervalstyle = '{style}'".encode())
-        create(conn, "q", max_attempts=2)
-        send_count(conn, 8)
-        work = claim(conn, 8)
-        stories: list[tuple[dict[str, Any], str]] = [
-            ({}, "attempt 1 of 2"),
-            ({"rule": "KeyError: transient by default"}, "KeyError: transient by default; attempt 1 of 2"),
-            ({"max_attempts": 7}, "attempt 1 of 7"),
-            ({"max_attempts": 1, "rule": "r"}, "r; attempt 1 of 1"),
-            ({"verdict": "dead"}, "the verdict was dead"),
-            ({"verdict": "dead", "rule": "KeyError is listed by the handler"}, "KeyError is listed by the handler"),
-            ({"give_up_after": 3600, "delay": 4000}, "give_up_after 01:00:00 is over"),
-            ({"reason": "unacceptable", "rule": "payload.a: expected int"},
-             "payload.a: expected int; rejected as unacceptable"),
-        ]  # fmt: skip
-        fail(conn, work.lease, *({"position": p, **s[0]} for p, s in zip(work.positions, stories, strict=True)))
-        assert column(conn, "select rule from bartleby.attempts order by message_id") == [story for _, story in stories]
-
-    def test_the_rule_of_a_crash_counts_crashes(self, conn: Connection, clock: Clock) -> None:
-        create(conn, "q", crash_budget=2, max_attempts=3, backoff="none")
-        send(conn, 1)
-        for _ in range(3):
-            claim(conn)
-            clock.advance(400)
-            conn.execute("select bartleby.reap()")
-        assert column(conn, "select rule from bartleby.attempts order by failed_at") == [
-            "nobody is charged before it ran alone",
-            "crash 1 of 2",
-            "crash 2 of 2",
-        ]
-
-    def test_a_crash_beyond_the_attempts_counts_attempts(self, conn: Connection, clock: Clock) -> None:
-        create(conn, "q", crash_budget=9, max_attempts=1)
-        send(conn, 1)
-        for _ in range(2):
-            claim(conn)
-            clock.advance(400)
-            conn.execute("select bartleby.reap()")
-        assert column(conn, "select rule from bartleby.attempts where verdict = 'dead'") == ["attempt 1 of 1"]
-        assert value(conn, "select reason from bartleby.dead_letters") == "crashed"
-
-    @pytest.mark.parametrize(("reason", "dies_of"), [("unacceptable", "unacceptable"), ("delivery_error", "terminal")])
-    def test_a_failure_with_a_reason_is_a_rejection(self, conn: Connection, reason: str, dies_of: str) -> None:
-        """With the evidence of a failure; whatever the verdict says."""
-        work = claimed(conn, 1)
-        said = {"error_type": "ValidationError", "error": "e", "traceback": "t", "fingerprint": "f"}
-        assert fail_all(conn, work, reason=reason, verdict="retry", **said)[0]["verdict"] == "dead"
-        letter = row(conn, "select reason, error_type, error, traceback, fingerprint from bartleby.dead_letters")
-        assert letter == {**said, "reason": dies_of}
-        assert row(conn, "select outcome, verdict from bartleby.attempts") == {"outcome": "rejected", "verdict": "dead"}
-
-    def test_failures_and_rejections_in_one_call(self, conn: Connection) -> None:
-        create(conn, "invalid")
-        create(conn, "dead")
-        create(conn, "q", invalid_to="invalid", dead_letter_to="dead")
-        work = claimed(conn, 4)
-        fields: list[dict[str, Any]] = [
-            {"reason": "unacceptable", "error_type": "E", "error": "e"},
-            {"reason": "delivery_error"},
-            {"verdict": "dead"},
-            {},
-        ]
-        answers = fail(conn, work.lease, *({"position": p, **f} for p, f in zip(work.positions, fields, strict=True)))
-        assert sorted(answer["verdict"] for answer in answers) == ["dead", "dead", "dead", "retry"]
-        (copy,) = claim(conn, 9, "invalid").messages
-        assert (copy["payload"], copy["headers"]["rejection_reason"]) == (1, "unacceptable")
-        assert copy["headers"]["rejection_message"] == "E: e"
-        assert sorted(claim(conn, 9, "dead").payloads) == [2, 3]
-        assert column(conn, "select outcome from bartleby.attempts order by message_id") == [
-            "rejected",
-            "rejected",
-            "failed",
-            "failed",
-        ]
-
-    def test_a_lowered_budget_holds_for_messages_under_way(self, conn: Connection, clock: Clock) -> None:
-        send(conn, 1)
-        for _ in range(2):
-            fail_all(conn, claim(conn))
-            clock.advance(400)
-        create(conn, "q", max_attempts=1)
-        assert self.verdict_of(conn) == "dead"
-
-    def verdict_of(self, conn: Connection) -> str:
-        return str(fail_all(conn, claim(conn))[0]["verdict"])
-
-    def test_the_ledger_has_one_row_for_each_attempt(self, conn: Connection, clock: Clock) -> None:
-        create(conn, "q", max_attempts=2, backoff="fixed", base=10)
-        sent = send(conn, 1)
-        first = claim(conn, worker="host-1")
-        fail_all(
-            conn,
-            first,
-            error_type="KeyError",
-            error="'a'",
-            traceback="File …",
-            fingerprint="f1",
-            rule="handler",
-            worker_version="1.2",
-            handler="shop.fulfil",
-        )
-        clock.advance(11)
-        second = claim(conn, worker="host-2")
-        fail_all(conn, second, error_type="OSError")
-        ledger = rows(conn, "select * from bartleby.attempts order by attempt")
-        retry_at, none = ledger[0].pop("retry_at"), ledger[1].pop("retry_at")
-        failed_at, _ = ledger[0].pop("failed_at"), ledger[1].pop("failed_at")
-        assert (retry_at - failed_at, none) == (timedelta(seconds=10), None)
-        common = {"message_id": sent, "queue": "q", "cycle": 1, "outcome": "failed"}
-        assert ledger == [
-            common
-            | {
-                "attempt": 1,
-                "verdict": "retry",
-                "rule": "handler; attempt 1 of 2",
-                "handler": "shop.fulfil",
-                "error_type": "KeyError",
-                "error": "'a'",
-                "traceback": "File …",
-                "fingerprint": "f1",
-                "worker": "host-1",
-                "worker_version": "1.2",
-                "lease_id": first.lease,
-            },
-            common
-            | {
-                "attempt": 2,
-                "verdict": "dead",
-                "rule": "attempt 2 of 2",
-                "handler": None,
-                "error_type": "OSError",
-                "error": None,
-                "traceback": None,
-                "fingerprint": None,
-                "worker": "host-2",
-                "worker_version": None,
-                "lease_id": second.lease,
-            },
-        ]
-
-    def test_a_dead_letter_has_all_the_evidence(self, conn: Connection, clock: Clock) -> None:
-        sent = send(conn, {"a": 1}, headers={"type": "t"}, key="k", generation=7, max_attempts=2)
-        first = claim(conn)
-        created_at = first.one["created_at"]
-        fail_all(conn, first, error_type="First")
-        first_failed_at = value(conn, "select failed_at from bartleby.attempts")
-        clock.advance(400)
-        failure = {"error_type": "Second", "error": "e", "traceback": "t", "fingerprint": "f", "worker_version": "1"}
-        fail_all(conn, claim(conn, worker="host"), **failure)
-        dead_at = value(conn, "select max(failed_at) from bartleby.attempts")
-        assert row(conn, "select * from bartleby.dead_letters") == failure | {
-            "message_id": sent,
-            "queue": "q",
-            "group_id": value(conn, "select id from bartleby.groups where fingerprint = 'f'"),
-            "status": "dead",
-            "status_at": dead_at,
-            "reason": "exhausted",
-            "attempts": 2,
-            "crashes": 0,
-            "cycle": 1,
-            "key": "k",
-            "headers": {"type": "t"},
-            "payload": {"a": 1},
-            "edited": None,
-            "generation": 7,
-            "worker": "host",
-            "created_at": created_at,
-            "first_failed_at": first_failed_at,
-            "dead_at": dead_at,
-            "held_at": None,
-            "held_by": None,
-            "hold_reason": None,
-            "replay_id": None,
-            "replayed_at": None,
-            "replayed_by": None,
-            "replay_reason": None,
-            "resolved_at": None,
-            "discarded_by": None,
-            "discard_reason": None,
-            "erased_at": None,
-            "failure_history": [],
-        }
-        assert dead_at - first_failed_at > timedelta(seconds=399)
-
-    def test_endless_error_texts_are_cut(self, conn: Connection) -> None:
-        fail_all(conn, claimed(conn, 1), verdict="dead", error="e" * 1_000_000, traceback="t" * 1_000_000)
-        assert row(conn, "select length(error) as e, length(traceback) as t from bartleby.dead_letters") == {
-            "e": 100_000,
-            "t": 100_000,
-        }
-
-
-class TestDelay:
-    def delays(self, conn: Connection, clock: Clock, count: int, **failure: Any) -> list[float]:
-        """The delays after the first attempts of one message."""
-        send(conn, 1, max_attempts=32000)
-        for _ in range(count):
-            fail_all(conn, claim(conn), **failure)
-            clock.advance(1_000_000)
-        return [
-            delay.total_seconds()
-            for delay in column(conn, "select retry_at - failed_at from bartleby.attempt order by id")
-        ]
-
-    @pytest.mark.parametrize(
-        ("policy", "expected"),
-        [
-            ({"jitter": "none"}, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]),
-            ({"jitter": "none", "base": 3, "factor": 3, "cap": 50}, [3, 9, 27, 50, 50]),
-            ({"jitter": "none", "factor": 1}, [1, 1, 1]),
-            ({"jitter": "none", "base": 0}, [0, 0, 0]),
-            ({"jitter": "none", "base": 10, "cap": 5}, [5, 5]),
-            ({"backoff": "quadratic"}, [1, 4, 9, 16, 25]),
-            ({"backoff": "quadratic", "base": 2, "cap": 20}, [2, 8, 18, 20]),
-            ({"backoff": "fixed", "base": 7}, [7, 7, 7]),
-            ({"backoff": "schedule", "schedule": [5, 1, "2 minutes"]}, [5, 1, 120, 120, 120]),
-            ({"backoff": "none"}, [0, 0, 0]),
-        ],
+@pytest.mark.own_database
+@pytest.mark.parametrize("truncated", [False, True])
+def test_failure_in_an_old_snapshot_loses_no_message(connect: Connect, conn: Connection, truncated: bool) -> None:
+    """The messages are carried over to another segment, where the old snapshot does not see them."""
+    # The worker's snapshot counts as young, however slow the machine is, so that it does not delay the carrying over.
+    conn.execute(
+        "create or replace function bartleby.server_clock() returns timestamptz language sql"
+        " as $$ select pg_catalog.clock_timestamp() - interval '10 minutes' $$"
     )
-    def test_each_curve(self, conn: Connection, clock: Clock, policy: dict[str, Any], expected: list[float]) -> None:
-        create(conn, "q", **policy)
-        assert self.delays(conn, clock, len(expected)) == pytest.approx(expected)
+    work = claimed(conn)
+    worker = connect(autocommit=False)
+    worker.execute("set transaction isolation level repeatable read")
+    worker.execute("select 1 from bartleby.queue")
+    assert "3 carried over" in value(conn, "select bartleby.turn(0)")
+    if truncated:
+        conn.execute("truncate bartleby.log_0")
+        with refused("ZB007"):
+            fail_all(worker, work)
+        worker.rollback()
+        assert stats(conn)["leased"] == 3
+    else:
+        fail_all(worker, work)
+        worker.commit()
+        assert stats(conn)["deferred"] == 3
 
-    @pytest.mark.parametrize("policy", [{"base": 100}, {"backoff": "fixed", "base": 100, "jitter": "full"}])
-    def test_full_jitter_is_anywhere_up_to_the_curve(
-        self, conn: Connection, clock: Clock, policy: dict[str, Any]
-    ) -> None:
-        create(conn, "q", cap=100, **policy)
-        delays = self.delays(conn, clock, 40)
-        assert all(0 <= delay <= 100 for delay in delays)
-        assert min(delays) < 40
-        assert max(delays) > 60
-        assert len(set(delays)) > 30
 
-    def test_the_worker_may_name_the_delay(self, conn: Connection, clock: Clock) -> None:
-        assert self.delays(conn, clock, 2, delay=12.5) == pytest.approx([12.5, 12.5])
+def verdicts_until_dead(conn: Connection, clock: Clock, **failure: Any) -> str:
+    """Fail one message every 400 seconds until it is dead; return the initials of the verdicts, and the reason."""
+    verdicts = ""
+    while "d" not in verdicts:
+        clock.advance(400)
+        work = claim(conn)
+        assert work.one["attempt"] == len(verdicts) + 1
+        verdicts += fail_all(conn, work, **failure)[0]["verdict"][0]
+        assert len(verdicts) < 20
+    letter = row(conn, "select reason, attempts from bartleby.dead_letters order by message_id desc limit 1")
+    assert letter["attempts"] == len(verdicts)
+    return f"{verdicts} {letter['reason']}"
 
-    def test_no_attempt_is_too_high_for_the_curve(self, conn: Connection) -> None:
-        for backoff in ("exponential", "quadratic", "fixed", "schedule", "none"):
-            create(conn, "q", backoff=backoff, schedule=[1], factor=1000, cap="100 years")
-            longest = value(conn, "select bartleby.retry_delay(q, 32000) from bartleby.queue q")
-            assert longest <= timedelta(days=365.25 * 100)
+
+PATIENT = {"max_attempts": 100, "backoff": "fixed", "base": 100}
+VERDICTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    "the budget of the queue": ({}, {}, {}, "rrd exhausted"),
+    "asking for a retry does not raise the budget": ({}, {}, {"verdict": "retry"}, "rrd exhausted"),
+    "a message's budget of 1 overrides the queue": ({}, {"max_attempts": 1}, {}, "d exhausted"),
+    "a message's budget of 4 overrides the queue": ({}, {"max_attempts": 4}, {}, "rrrd exhausted"),
+    "a handler's budget of 1 overrides the queue": ({}, {}, {"max_attempts": 1}, "d exhausted"),
+    "a handler's budget of 4 overrides the queue": ({}, {}, {"max_attempts": 4}, "rrrd exhausted"),
+    "a message's budget overrides the handler": ({}, {"max_attempts": 2}, {"max_attempts": 4}, "rd exhausted"),
+    "a terminal failure": ({}, {}, {"verdict": "dead"}, "d terminal"),
+    "the queue gives up": (PATIENT | {"give_up_after": 1000}, {}, {}, "rrrd expired"),
+    "the handler's patience overrides the queue": (
+        PATIENT | {"give_up_after": 10}, {}, {"give_up_after": 1000}, "rrrd expired",
+    ),
+}  # fmt: skip
+
+
+def test_budgets_of_queue_message_and_handler(conn: Connection, clock: Clock) -> None:
+    for name, (policy, options, failure, expected) in VERDICTS.items():
+        create(conn, "q", **({"max_attempts": 3, "give_up_after": None} | policy))
+        send(conn, 1, **options)
+        assert verdicts_until_dead(conn, clock, **failure) == expected, name
+
+
+def test_budget_of_the_handler_is_not_stored_and_a_lowered_budget_holds_at_once(conn: Connection, clock: Clock) -> None:
+    send(conn, 1)
+    for _ in range(2):
+        fail_all(conn, claim(conn), max_attempts=9)
+        clock.advance(400)
+    assert value(conn, "select max_attempts from bartleby.messages") is None
+    create(conn, "q", max_attempts=1)
+    assert fail_all(conn, claim(conn))[0]["verdict"] == "dead"
+    assert value(conn, "select max_attempts from bartleby.dead_letter") is None
+
+
+def test_rule_explains_the_verdict_in_every_interval_style(conn: Connection) -> None:
+    nothing = dict.fromkeys(["verdict", "delay", "rule", "max_attempts", "give_up_after", "reason", "error"])
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, "attempt 1 of 2"),
+        (nothing, "attempt 1 of 2"),
+        ({"rule": "KeyError: transient by default"}, "KeyError: transient by default; attempt 1 of 2"),
+        ({"max_attempts": 7}, "attempt 1 of 7"),
+        ({"max_attempts": 1, "rule": "r"}, "r; attempt 1 of 1"),
+        ({"verdict": "dead"}, "the verdict was dead"),
+        ({"verdict": "dead", "rule": "KeyError is listed by the handler"}, "KeyError is listed by the handler"),
+        ({"give_up_after": 3600, "delay": 4000}, "give_up_after 01:00:00 is over"),
+        ({"reason": "unacceptable", "rule": "payload.a: expected int"},
+         "payload.a: expected int; rejected as unacceptable"),
+    ]  # fmt: skip
+    create(conn, "q", max_attempts=2)
+    for style in ("postgres", "iso_8601", "sql_standard"):
+        conn.execute(f"set intervalstyle = '{style}'".encode())
+        work = claimed(conn, len(cases))
+        fail(conn, work.lease, *({"position": p, **c[0]} for p, c in zip(work.positions, cases, strict=True)))
+        recorded = "select rule from bartleby.attempts where lease_id = %s order by message_id"
+        assert column(conn, recorded, work.lease) == [rule for _, rule in cases], style
+
+
+def test_rule_of_a_crash_counts_crashes_or_attempts(conn: Connection, clock: Clock) -> None:
+    alone = "nobody is charged before it ran alone"
+    for crash_budget, max_attempts, expected in (
+        (2, 3, [alone, "crash 1 of 2", "crash 2 of 2"]),
+        (9, 1, [alone, "attempt 1 of 1"]),
+    ):
+        create(conn, "q", crash_budget=crash_budget, max_attempts=max_attempts, backoff="none")
+        sent = send(conn, 1)
+        while column(conn, "select reason from bartleby.dead_letters where message_id = %s", sent) != ["crashed"]:
+            claim(conn)
+            clock.advance(400)
+            conn.execute("select bartleby.reap()")
+        query = "select rule from bartleby.attempts where message_id = %s order by failed_at"
+        assert column(conn, query, sent) == expected
+
+
+def test_attempts_and_dead_letter_have_all_the_evidence(conn: Connection, clock: Clock) -> None:
+    create(conn, "q", max_attempts=2, backoff="fixed", base=10)
+    sent = send(conn, {"a": 1}, headers={"type": "t"}, key="k", generation=7)
+    first = claim(conn, worker="host-1")
+    failure = {
+        "error_type": "KeyError",
+        "error": "'a'",
+        "traceback": "File …",
+        "fingerprint": "f",
+        "worker_version": "1",
+    }
+    fail_all(conn, first, **failure, rule="handler", handler="shop.fulfil")
+    clock.advance(11)
+    second = claim(conn, worker="host-2")
+    fail_all(conn, second, **failure | {"error_type": "OSError"})
+    ledger = rows(conn, "select * from bartleby.attempts order by attempt")
+    retry_at, none = (attempt.pop("retry_at") for attempt in ledger)
+    failed_at, dead_at = (attempt.pop("failed_at") for attempt in ledger)
+    assert (retry_at - failed_at, none) == (timedelta(seconds=10), None)
+    common = failure | {"message_id": sent, "queue": "q", "cycle": 1, "outcome": "failed"}
+    one = {"attempt": 1, "verdict": "retry", "rule": "handler; attempt 1 of 2", "handler": "shop.fulfil"}
+    two = {"attempt": 2, "verdict": "dead", "rule": "attempt 2 of 2", "handler": None, "error_type": "OSError"}
+    assert ledger == [
+        common | one | {"worker": "host-1", "lease_id": first.lease},
+        common | two | {"worker": "host-2", "lease_id": second.lease},
+    ]
+    letter = row(conn, "select * from bartleby.dead_letters")
+    known = failure | {
+        "message_id": sent, "queue": "q", "status": "dead", "status_at": dead_at, "reason": "exhausted", "attempts": 2,
+        "crashes": 0, "cycle": 1, "key": "k", "headers": {"type": "t"}, "payload": {"a": 1}, "generation": 7,
+        "group_id": value(conn, "select id from bartleby.groups where fingerprint = 'f'"), "error_type": "OSError",
+        "worker": "host-2", "created_at": first.one["created_at"], "first_failed_at": failed_at, "dead_at": dead_at,
+        "failure_history": [],
+    }  # fmt: skip
+    unset = {"edited", "held_at", "held_by", "hold_reason", "replay_id", "replayed_at", "replayed_by", "replay_reason"}
+    unset |= {"resolved_at", "discarded_by", "discard_reason", "erased_at"}
+    assert letter == known | dict.fromkeys(unset)
+
+
+def test_endless_error_texts_are_cut(conn: Connection) -> None:
+    fail_all(conn, claimed(conn, 1), verdict="dead", error="e" * 1_000_000, traceback="t" * 1_000_000)
+    lengths = "select length(error) as e, length(traceback) as t from bartleby.dead_letters"
+    assert row(conn, lengths) == {"e": 100_000, "t": 100_000}
+
+
+CURVES: list[tuple[dict[str, Any], list[float]]] = [
+    ({"jitter": "none"}, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]),
+    ({"jitter": "none", "base": 3, "factor": 3, "cap": 50}, [3, 9, 27, 50, 50]),
+    ({"jitter": "none", "factor": 1}, [1, 1, 1]),
+    ({"jitter": "none", "base": 0}, [0, 0, 0]),
+    ({"jitter": "none", "base": 10, "cap": 5}, [5, 5]),
+    ({"backoff": "quadratic"}, [1, 4, 9, 16, 25]),
+    ({"backoff": "quadratic", "base": 2, "cap": 20}, [2, 8, 18, 20]),
+    ({"backoff": "fixed", "base": 7}, [7, 7, 7]),
+    ({"backoff": "schedule", "schedule": [5, 1, "2 minutes"]}, [5, 1, 120, 120, 120]),
+    ({"backoff": "none"}, [0, 0, 0]),
+]
+
+
+def delays(conn: Connection, clock: Clock, count: int, queue: str = "q", **failure: Any) -> list[float]:
+    """The delays after the first attempts of one message."""
+    sent = send(conn, 1, queue, max_attempts=32000)
+    for _ in range(count):
+        fail_all(conn, claim(conn, queue=queue), **failure)
+        clock.advance(1_000_000)
+    query = "select retry_at - failed_at from bartleby.attempt where message_id = %s order by id"
+    return [delay.total_seconds() for delay in column(conn, query, sent)]
+
+
+def test_delay_follows_the_curve_of_the_policy_or_the_worker(conn: Connection, clock: Clock) -> None:
+    for n, (policy, expected) in enumerate(CURVES):
+        create(conn, f"q{n}", **policy)
+        assert delays(conn, clock, len(expected), f"q{n}") == pytest.approx(expected), policy
+    assert delays(conn, clock, 2, delay=12.5) == pytest.approx([12.5, 12.5])
+    for backoff in ("exponential", "quadratic", "fixed", "schedule", "none"):
+        create(conn, "q", backoff=backoff, schedule=[1], factor=1000, cap="100 years")
+        longest = value(conn, "select bartleby.retry_delay(q, 32000) from bartleby.queue q where q.name = 'q'")
+        assert longest <= timedelta(days=365.25 * 100), backoff
+
+
+def test_full_jitter_is_anywhere_up_to_the_curve(conn: Connection, clock: Clock) -> None:
+    policies: list[dict[str, Any]] = [{"base": 100}, {"backoff": "fixed", "base": 100, "jitter": "full"}]
+    for n, policy in enumerate(policies):
+        create(conn, f"q{n}", cap=100, **policy)
+        found = delays(conn, clock, 40, f"q{n}")
+        assert all(0 <= delay <= 100 for delay in found), policy
+        assert (min(found) < 40, max(found) > 60, len(set(found)) > 30) == (True, True, True), policy
+
+
+ROUTES: list[tuple[str, dict[str, str], str | None]] = [
+    ("delivery_error", {}, None),
+    ("delivery_error", {"dead_letter_to": "dead"}, "dead"),
+    ("delivery_error", {"invalid_to": "invalid"}, None),
+    ("delivery_error", {"dead_letter_to": "dead", "invalid_to": "invalid"}, "dead"),
+    ("unacceptable", {}, None),
+    ("unacceptable", {"dead_letter_to": "dead"}, "dead"),
+    ("unacceptable", {"invalid_to": "invalid"}, "invalid"),
+    ("unacceptable", {"dead_letter_to": "dead", "invalid_to": "invalid"}, "invalid"),
+]
+REJECTIONS: dict[str, Callable[[Connection, Claim, str], object]] = {
+    "reject": lambda conn, work, reason: reject(conn, work.lease, work.positions[0], reason, "no such street"),
+    "fail": lambda conn, work, reason: fail_all(conn, work, reason=reason, verdict="retry", error="no such street"),
+}
+
+
+def test_rejected_message_is_kept_and_its_copy_follows_the_route(conn: Connection) -> None:
+    for name in ("dead", "invalid"):
+        create(conn, name)
+    headers = {"type": "order", "x": 1}
+    for reason, routes, target in ROUTES:
+        case = f"{reason} {routes}"
+        create(conn, "q", **{"dead_letter_to": None, "invalid_to": None, **routes})
+        sent = send(conn, {"a": 1}, headers=headers, key="k", generation=3)
+        REJECTIONS["reject"](conn, claim(conn), reason)
+        letter = row(conn, "select * from bartleby.dead_letters where message_id = %s", sent)
+        assert letter["reason"] == ("unacceptable" if reason == "unacceptable" else "terminal"), case
+        assert letter["headers"] == headers, case
+        copies = {name: claim(conn, 9, name).messages for name in ("dead", "invalid")}
+        assert {name for name, messages in copies.items() if messages} == ({target} if target else set()), case
+        if target is None:
+            continue
+        (copy,) = copies[target]
+        assert (copy["payload"], copy["key"], copy["generation"], copy["attempt"]) == ({"a": 1}, "k", 3, 1), case
+        assert copy["message_id"] != sent
+        timestamp = copy["headers"].pop("rejection_timestamp")
+        assert timestamp.endswith("Z")
+        assert datetime.fromisoformat(timestamp) == letter["dead_at"].astimezone(UTC)
+        origin = {"original_queue": "q", "original_message_id": sent, "original_type": "order"}
+        rejection = {"rejection_reason": reason, "rejection_message": "no such street"}
+        assert copy["headers"] == headers | origin | rejection, case
+
+
+def test_rejection_is_recorded_as_an_attempt_whatever_the_verdict(conn: Connection) -> None:
+    for n, (how, settle) in enumerate(REJECTIONS.items()):
+        for reason, dies_of in (("unacceptable", "unacceptable"), ("delivery_error", "terminal")):
+            sent = send(conn, n)
+            settle(conn, claim(conn), reason)
+            query = (
+                "select outcome, verdict, rule, error_type, error, attempt from bartleby.attempts where message_id = %s"
+            )
+            assert row(conn, query, sent) == {
+                "outcome": "rejected", "verdict": "dead", "rule": f"rejected as {reason}", "error": "no such street",
+                "error_type": reason if how == "reject" else None, "attempt": 1,
+            }  # fmt: skip
+            assert value(conn, "select reason from bartleby.dead_letters where message_id = %s", sent) == dies_of
+
+
+def test_failures_and_rejections_of_one_call_follow_their_routes(conn: Connection) -> None:
+    """Exhausted messages follow the route too; retried ones follow none; a copy that dies follows its own."""
+    create(conn, "last")
+    create(conn, "invalid")
+    create(conn, "dead", dead_letter_to="last", max_attempts=1)
+    create(conn, "q", invalid_to="invalid", dead_letter_to="dead")
+    work = claimed(conn, 5)
+    fields: list[dict[str, Any]] = [
+        {"reason": "unacceptable", "error_type": "E", "error": "e"},
+        {"reason": "delivery_error"},
+        {"verdict": "dead"},
+        {"max_attempts": 1, "error_type": "KeyError", "error": "'a'"},
+        {},
+    ]
+    answers = fail(conn, work.lease, *({"position": p, **f} for p, f in zip(work.positions, fields, strict=True)))
+    assert sorted(answer["verdict"] for answer in answers) == ["dead", "dead", "dead", "dead", "retry"]
+    outcomes = column(conn, "select outcome from bartleby.attempts order by message_id")
+    assert outcomes == ["rejected", "rejected", "failed", "failed", "failed"]
+    copy = claim(conn, 9, "invalid").one
+    words = ("rejection_reason", "rejection_message")
+    assert (copy["payload"], *(copy["headers"][word] for word in words)) == (1, "unacceptable", "E: e")
+    copies = claim(conn, 9, "dead")
+    assert sorted(copies.payloads) == [2, 3, 4]
+    by_payload = {message["payload"]: message["headers"] for message in copies.messages}
+    assert tuple(by_payload[4][word] for word in words) == ("delivery_error", "KeyError: 'a'")
+    enriched = {"original_queue", "original_message_id", "rejection_reason", "rejection_timestamp", "rejection_message"}
+    assert set(by_payload[2]) == enriched
+    fail_all(conn, copies)
+    assert {message["headers"]["original_queue"] for message in claim(conn, 9, "last").messages} == {"dead"}
+    assert (stats(conn)["dead"], stats(conn, "dead")["dead"], stats(conn, "last")["ready"]) == (4, 3, 0)

@@ -1,9 +1,10 @@
-"""Reaping: a worker that died charges nobody by mistake, and what is settled is forgotten at a constant cost."""
+"""Reaping: a lost worker charges only a message that ran alone and had started; settled leases are deleted."""
 
 import pytest
 
 from tests.kit.clock import Clock
 from tests.kit.sql import (
+    Claim,
     Connect,
     Connection,
     ack,
@@ -12,7 +13,6 @@ from tests.kit.sql import (
     create,
     drain,
     fail_all,
-    pages_read,
     reap,
     refused,
     release,
@@ -32,153 +32,130 @@ def conn(conn: Connection) -> Connection:
     return conn
 
 
-def lose(conn: Connection, clock: Clock, count: int = 1) -> None:
-    """Claim, and never come back."""
-    claim(conn, count)
+def lapse(conn: Connection, clock: Clock) -> list[str]:
+    """Let every lease lapse; return what the reaper did with each, once its messages are back."""
     clock.advance(61)
+    outcomes = [found["outcome"] for found in reap(conn)]
+    clock.advance(400)
+    return outcomes
 
 
-def suspect(conn: Connection, clock: Clock) -> None:
-    """Send one message and let its first worker die, so that it runs alone from now on."""
-    send(conn, "poison")
-    lose(conn, clock)
-    assert [found["outcome"] for found in reap(conn)] == ["released"]
-    clock.advance(1)
+@pytest.fixture
+def suspect(conn: Connection, clock: Clock) -> int:
+    """A message whose first worker died, so that it runs alone from now on."""
+    sent = send(conn, "poison")
+    claim(conn)
+    assert lapse(conn, clock) == ["released"]
+    return sent
 
 
-def test_a_lapsed_batch_comes_back_alone_each_and_uncharged(conn: Connection, clock: Clock) -> None:
-    ids = send_count(conn, 3)
-    lease = claim(conn, 3, worker="host").lease
-    clock.advance(61)
-    assert reap(conn) == [{"queue": "q", "lease_id": lease, "worker": "host", "messages": 3, "outcome": "released"}]
+def test_messages_of_a_lapsed_batch_come_back_alone_and_uncharged(conn: Connection, clock: Clock) -> None:
+    ids = send_count(conn, 5)
+    work = claim(conn, 5, worker="host")
+    ack(conn, work.lease, work.positions[1:3])
+    del ids[1:3]
+    clock.stop()
+    clock.advance(59)
+    assert reap(conn) == []
+    clock.advance(2)
+    found = {"queue": "q", "lease_id": work.lease, "worker": "host", "messages": 3, "outcome": "released"}
+    with conn.transaction(force_rollback=True):
+        assert reap(conn) == [found]
+    assert reap(conn) == [found]
     clock.advance(1)
     back = [claim(conn, 10).one for _ in range(3)]
     assert [message["message_id"] for message in back] == ids
     assert {(message["attempt"], message["solo"]) for message in back} == {(1, True)}
     ledger = rows(conn, "select message_id, attempt, outcome, verdict, worker, lease_id from bartleby.attempts")
-    lost = {"attempt": 1, "outcome": "lost", "verdict": "retry", "worker": "host", "lease_id": lease}
+    lost = {"attempt": 1, "outcome": "lost", "verdict": "retry", "worker": "host", "lease_id": work.lease}
     assert ledger == [{"message_id": message_id, **lost} for message_id in ids]
 
 
-def test_only_what_was_not_settled_comes_back(conn: Connection, clock: Clock) -> None:
-    send_count(conn, 5)
-    claimed = claim(conn, 5)
-    ack(conn, claimed.lease, claimed.positions[1:4])
-    clock.advance(61)
-    assert [found["messages"] for found in reap(conn)] == [2]
-    clock.advance(1)
-    assert sorted(drain(conn)) == [1, 5]
-
-
-def test_one_that_ran_alone_is_charged(conn: Connection, clock: Clock) -> None:
-    suspect(conn, clock)
-    claimed = claim(conn, worker="host")
-    clock.advance(61)
-    assert [found["outcome"] for found in reap(conn)] == ["retry"]
+def test_message_that_ran_alone_is_charged(conn: Connection, clock: Clock, suspect: int) -> None:
+    work = claim(conn, worker="host")
+    assert lapse(conn, clock) == ["retry"]
     found = row(conn, "select * from bartleby.attempts where outcome <> 'lost'")
     assert (found["outcome"], found["verdict"], found["attempt"], found["worker"]) == ("crashed", "retry", 1, "host")
-    assert (found["lease_id"], found["error_type"]) == (claimed.lease, "WorkerLost")
-    clock.advance(400)
+    assert (found["lease_id"], found["error_type"]) == (work.lease, "WorkerLost")
     again = claim(conn).one
     assert (again["attempt"], again["solo"]) == (2, True)
 
 
-@pytest.mark.parametrize("budget", [1, 2, 3])
-def test_it_dies_after_the_crash_budget(conn: Connection, clock: Clock, budget: int) -> None:
-    create(conn, "q", crash_budget=budget, max_attempts=100)
-    suspect(conn, clock)
+@pytest.mark.parametrize("budgets", [(1, 100), (3, 100), (10, 2)])
+def test_message_dies_after_its_crash_budget_or_its_attempts(
+    conn: Connection, clock: Clock, suspect: int, budgets: tuple[int, int]
+) -> None:
+    crash_budget, max_attempts = budgets
+    lives = min(budgets)
+    create(conn, "q", crash_budget=crash_budget, max_attempts=max_attempts)
     outcomes = []
-    for _ in range(budget):
-        lose(conn, clock)
-        outcomes += [found["outcome"] for found in reap(conn)]
-        clock.advance(400)
-    assert outcomes == ["retry"] * (budget - 1) + ["dead"]
+    for _ in range(lives):
+        claim(conn)
+        outcomes += lapse(conn, clock)
+    assert outcomes == ["retry"] * (lives - 1) + ["dead"]
     assert claim(conn).messages == []
-    assert row(conn, "select reason, crashes, attempts from bartleby.dead_letters") == {
-        "reason": "crashed",
-        "crashes": budget,
-        "attempts": budget,
-    }
+    letter = {"message_id": suspect, "reason": "crashed", "crashes": lives, "attempts": lives}
+    assert row(conn, "select message_id, reason, crashes, attempts from bartleby.dead_letters") == letter
 
 
-def test_crashes_never_exceed_the_attempts_of_the_message(conn: Connection, clock: Clock) -> None:
-    create(conn, "q", crash_budget=10, max_attempts=2)
-    suspect(conn, clock)
-    for _ in range(2):
-        lose(conn, clock)
-        reap(conn)
-        clock.advance(400)
-    assert row(conn, "select reason, attempts from bartleby.dead_letters") == {"reason": "crashed", "attempts": 2}
-
-
-def test_a_neighbour_is_untouched(conn: Connection, clock: Clock) -> None:
-    """A process-killing message costs its workers, and no innocent message an attempt."""
+def test_neighbours_of_a_poison_message_lose_no_attempt(conn: Connection, clock: Clock) -> None:
     create(conn, "q", crash_budget=2)
     send_count(conn, 5)
     deaths = 0
     done = []
     for _ in range(40):
-        claimed = claim(conn, 10)
-        if 3 in claimed.payloads:
+        work = claim(conn, 10)
+        if 3 in work.payloads:
             deaths += 1
             clock.advance(61)
-        elif claimed.messages:
-            assert {message["attempt"] for message in claimed.messages} == {1}
-            done += claimed.payloads
-            ack(conn, claimed.lease)
+        elif work.messages:
+            assert {message["attempt"] for message in work.messages} == {1}
+            done += work.payloads
+            ack(conn, work.lease)
         reap(conn)
         clock.advance(10)
     assert sorted(done) == [1, 2, 4, 5]
     assert deaths == 1 + 2
     assert column(conn, "select payload from bartleby.dead_letters") == [3]
-    assert set(column(conn, "select message_id from bartleby.attempts where outcome <> 'lost'")) == set(
-        column(conn, "select message_id from bartleby.dead_letters")
-    )
+    charged = column(conn, "select distinct message_id from bartleby.attempts where outcome <> 'lost'")
+    assert charged == column(conn, "select message_id from bartleby.dead_letters")
 
 
 @pytest.mark.parametrize("ran", [False, True])
-def test_one_that_ran_alone_to_its_end_need_not_do_so_again(conn: Connection, clock: Clock, ran: bool) -> None:
-    suspect(conn, clock)
-    claimed = claim(conn)
-    assert claimed.one["solo"]
-    assert value(conn, "select bartleby.release(%s, null, '0', %s)", claimed.lease, ran) == 1
+def test_suspect_that_ran_to_its_end_runs_with_others_again(
+    conn: Connection, clock: Clock, suspect: int, ran: bool
+) -> None:
+    work = claim(conn)
+    assert work.one["solo"]
+    assert value(conn, "select bartleby.release(%s, null, '0', %s)", work.lease, ran) == 1
     clock.advance(1)
-    assert claim(conn).one["solo"] is not ran
-
-
-def test_one_that_survives_alone_is_no_longer_charged_for_it(conn: Connection, clock: Clock) -> None:
-    suspect(conn, clock)
-    claimed = claim(conn)
-    assert claimed.one["solo"]
-    assert ack(conn, claimed.lease) == 1
+    again = claim(conn)
+    assert again.one["solo"] is not ran
+    assert ack(conn, again.lease) == 1
     assert column(conn, "select outcome from bartleby.attempts") == ["lost"]
 
 
-def test_what_has_not_lapsed_is_untouched(conn: Connection, clock: Clock) -> None:
-    send_count(conn, 3)
-    claimed = claim(conn, 3)
-    clock.stop()
-    clock.advance(59)
-    assert reap(conn) == []
-    assert ack(conn, claimed.lease) == 3
-
-
-def test_each_lease_lapses_at_its_own_time(conn: Connection, clock: Clock) -> None:
-    send_count(conn, 3)
-    claim(conn, lease="10 seconds")
-    claim(conn, lease="1 hour")
-    claim(conn, lease="100 seconds")
+def test_each_lease_lapses_at_its_own_time_even_if_later_ones_are_settled(conn: Connection, clock: Clock) -> None:
+    send_count(conn, 10)
+    for length in ("10 seconds", "1 hour", "100 seconds"):
+        claim(conn, lease=length)
+    for _ in range(7):
+        ack(conn, claim(conn).lease)
+        assert reap(conn) == []
     reaped = []
     for _ in range(5):
         clock.advance(30)
         reaped.append(len(reap(conn)))
     assert reaped == [1, 0, 0, 1, 0]
+    clock.advance(3600)
+    assert [found["messages"] for found in reap(conn)] == [1]
+    clock.advance(1)
+    assert sorted(drain(conn)) == [1, 2, 3]
 
 
-def test_a_lease_granted_before_the_server_started_charges_nobody(conn: Connection, clock: Clock) -> None:
-    suspect(conn, clock)
+def test_lease_granted_before_the_server_started_charges_nothing(conn: Connection, clock: Clock, suspect: int) -> None:
     send(conn, "batch")
-    lose(conn, clock)
+    claim(conn)
     claim(conn)
     clock.advance(61)
     conn.execute("update bartleby.lease set granted_at = '2000-01-01'")
@@ -191,25 +168,29 @@ def test_a_lease_granted_before_the_server_started_charges_nobody(conn: Connecti
     ]
 
 
-def test_a_paused_queue_is_reaped_too(conn: Connection, clock: Clock) -> None:
-    send(conn, 1)
-    lose(conn, clock)
-    conn.execute("select bartleby.pause_queue('q')")
-    assert len(reap(conn)) == 1
-
-
-def test_every_queue_is_reaped(conn: Connection, clock: Clock) -> None:
-    for name in ("a", "b"):
-        create(conn, name)
-        send(conn, 1, name)
-        claim(conn, queue=name)
+def test_every_queue_is_reaped_paused_or_not_and_keeps_its_newest_lease(conn: Connection, clock: Clock) -> None:
+    create(conn, "other")
+    for name in ("q", "other"):
+        send_count(conn, 20, name)
+        for _ in range(10):
+            ack(conn, claim(conn, 1, name).lease)
+    held = claim(conn)
+    ack(conn, claim(conn).lease)
+    newest = column(conn, "select (bartleby.reader(id)).id from bartleby.queue order by id")
+    for _ in range(2):
+        reap(conn)
+        assert column(conn, "select id from bartleby.lease order by id") == sorted([*newest, held.lease])
+    assert claim(conn).payloads == [13]
+    assert claim(conn, queue="other").payloads == [11]
+    conn.execute("select bartleby.pause_queue('other')")
     clock.advance(61)
-    assert [found["queue"] for found in reap(conn)] == ["a", "b"]
+    assert [found["queue"] for found in reap(conn)] == ["q", "q", "other"]
 
 
-def test_of_two_reapers_the_second_has_nothing_to_do(connect: Connect, conn: Connection, clock: Clock) -> None:
+def test_second_reaper_has_nothing_to_do(connect: Connect, conn: Connection, clock: Clock) -> None:
     send_count(conn, 3)
-    lose(conn, clock, 3)
+    claim(conn, 3)
+    clock.advance(61)
     first = connect(autocommit=False)
     assert len(reap(first)) == 1
     assert reap(conn) == []
@@ -219,10 +200,16 @@ def test_of_two_reapers_the_second_has_nothing_to_do(connect: Connect, conn: Con
     assert sorted(drain(conn)) == [1, 2, 3]
 
 
-def test_a_stranger_cannot_stop_it(connect: Connect, conn: Connection, clock: Clock) -> None:
-    """Anybody may take any advisory lock, so it must not depend on one that can be guessed."""
+def test_reaping_needs_read_committed_and_no_advisory_lock(connect: Connect, conn: Connection, clock: Clock) -> None:
+    """Every role can take any advisory lock, so upkeep must not depend on one that can be guessed."""
     send(conn, 1)
-    lose(conn, clock)
+    claim(conn)
+    clock.advance(61)
+    for level in ("repeatable read", "serializable"):
+        for duty in ("reap", "turn"):
+            with refused("ZB007", row=f"{duty} {level}"), conn.transaction():
+                conn.execute(f"set transaction isolation level {level}")
+                conn.execute(f"select bartleby.{duty}()")
     connect().execute(
         "select pg_advisory_lock(hashtextextended('bartleby.' || duty, 0)) from"
         " unnest('{reap,turn,reaping,turning}'::text[]) duty"
@@ -231,154 +218,161 @@ def test_a_stranger_cannot_stop_it(connect: Connect, conn: Connection, clock: Cl
     assert "writing to" in value(conn, "select bartleby.turn(0)")
 
 
-def test_an_ack_that_comes_while_its_lease_is_reaped_waits_and_is_refused(
-    connect: Connect, conn: Connection, clock: Clock
-) -> None:
+@pytest.mark.parametrize("commits", [True, False])
+def test_ack_waits_for_the_reaper_of_its_lease(connect: Connect, conn: Connection, clock: Clock, commits: bool) -> None:
     send_count(conn, 2)
-    claimed = claim(conn, 2)
+    work = claim(conn, 2)
     clock.advance(61)
     reaper, worker = connect(autocommit=False), connect()
     assert len(reap(reaper)) == 1
-    with waiting(conn, worker, lambda conn: ack(conn, claimed.lease), for_whom=reaper) as late:
-        reaper.commit()
-        with refused("ZB006"):
-            late.result()
-    assert stats(conn)["deferred"] == 2
+    with waiting(conn, worker, lambda conn: ack(conn, work.lease), for_whom=reaper) as late:
+        if commits:
+            reaper.commit()
+            with refused("ZB006"):
+                late.result()
+        else:
+            reaper.rollback()
+            assert late.result() == 2
+    assert stats(conn)["deferred"] == (2 if commits else 0)
 
 
-def test_an_ack_succeeds_if_the_reaper_rolls_back(connect: Connect, conn: Connection, clock: Clock) -> None:
-    send_count(conn, 2)
-    claimed = claim(conn, 2)
-    clock.advance(61)
-    reaper, worker = connect(autocommit=False), connect()
-    reap(reaper)
-    with waiting(conn, worker, lambda conn: ack(conn, claimed.lease), for_whom=reaper) as late:
-        reaper.rollback()
-        assert late.result() == 2
-    assert column(conn, "select * from bartleby.messages") == []
-
-
-def test_a_settlement_under_way_is_not_waited_for_and_not_taken_back(
+def test_reaper_neither_waits_for_a_settlement_nor_takes_it_back(
     connect: Connect, conn: Connection, clock: Clock
 ) -> None:
     send_count(conn, 2)
-    claimed = claim(conn, 2)
+    work = claim(conn, 2)
     clock.advance(61)
     worker = connect(autocommit=False)
-    ack(worker, claimed.lease, claimed.positions[:1])
-    conn.execute("set statement_timeout = '10s'")
+    ack(worker, work.lease, work.positions[:1])
+    conn.execute("set lock_timeout = '1s'")
     assert reap(conn) == []
     worker.commit()
     assert [found["messages"] for found in reap(conn)] == [1]
 
 
-def test_settled_leases_are_forgotten_and_the_newest_of_each_queue_stays(conn: Connection, clock: Clock) -> None:
-    create(conn, "other")
-    for name in ("q", "other"):
-        send_count(conn, 20, name)
-        for _ in range(10):
-            ack(conn, claim(conn, 1, name).lease)
-    held = claim(conn)
-    ack(conn, claim(conn).lease)
-    newest = column(
-        conn,
-        "select (bartleby.reader(id)).id from bartleby.queue order by id",
-    )
-    for _ in range(2):
-        reap(conn)
-        assert column(conn, "select id from bartleby.lease order by id") == sorted([*newest, held.lease])
-    assert claim(conn).payloads == [13]
-    assert claim(conn, queue="other").payloads == [11]
+def confirmed_claim(conn: Connection, limit: int = 1) -> Claim:
+    """Claim with p_confirm: a suspect is charged for the death of its worker only after start()."""
+    return Claim(rows(conn, "select * from bartleby.claim('q', 'w', %s, p_confirm => true)", limit))
 
 
-def test_a_lease_in_the_middle_is_found_long_after(conn: Connection, clock: Clock) -> None:
-    send_count(conn, 10)
-    claim(conn, lease="1 hour")
-    for _ in range(9):
-        ack(conn, claim(conn).lease)
-        reap(conn)
-    clock.advance(3601)
-    assert [found["messages"] for found in reap(conn)] == [1]
-    clock.advance(1)
-    assert drain(conn) == [1]
+def start(conn: Connection, lease: int | None) -> None:
+    conn.execute("select bartleby.start(%s)", [lease])
 
 
-def test_an_extended_lease_is_found_when_it_lapses_in_the_end(conn: Connection, clock: Clock) -> None:
-    send(conn, 1)
-    lease = claim(conn).lease
+def test_suspect_that_never_started_is_not_charged(conn: Connection, clock: Clock, suspect: int) -> None:
     for _ in range(10):
-        clock.advance(50)
-        conn.execute("select bartleby.extend(%s, '60 seconds')", [[lease]])
-        assert reap(conn) == []
-    clock.advance(61)
-    assert [found["lease_id"] for found in reap(conn)] == [lease]
+        work = confirmed_claim(conn)
+        assert (work.one["solo"], work.one["attempt"]) == (True, 1)
+        assert lapse(conn, clock) == ["released"]
+    uncharged = {"message_id": suspect, "attempts": 0, "crashes": 0, "solo": True}
+    assert row(conn, "select message_id, attempts, crashes, solo from bartleby.messages") == uncharged
+    assert rows(conn, "select distinct outcome, verdict, rule from bartleby.attempts where rule like 'it %%'") == [
+        {"outcome": "lost", "verdict": "retry", "rule": "it never began to run"}
+    ]
 
 
-@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_an_old_snapshot_is_refused(conn: Connection, level: str) -> None:
-    conn.execute(f"set default_transaction_isolation = '{level}'")
-    with refused("ZB007"):
-        reap(conn)
+def test_suspect_that_had_started_is_charged(conn: Connection, clock: Clock, suspect: int) -> None:
+    verdicts = []
+    for _ in range(3):
+        start(conn, confirmed_claim(conn).lease)
+        verdicts += lapse(conn, clock)
+    assert verdicts == ["retry", "retry", "dead"]
 
 
-def test_it_can_be_rolled_back(conn: Connection, clock: Clock) -> None:
-    send_count(conn, 2)
-    claimed = claim(conn, 2)
-    clock.advance(61)
-    with conn.transaction(force_rollback=True):
-        assert len(reap(conn)) == 1
-    assert ack(conn, claimed.lease) == 2
+def test_only_a_lease_of_a_suspect_awaits_its_start(conn: Connection, clock: Clock) -> None:
+    send_count(conn, 3)
+    batch = confirmed_claim(conn, 3)
+    unconfirmed = "select id from bartleby.lease where unconfirmed"
+    assert column(conn, unconfirmed) == []
+    start(conn, batch.lease)
+    assert lapse(conn, clock) == ["released"]
+    work = confirmed_claim(conn)
+    assert column(conn, unconfirmed) == [work.lease]
+    for _ in range(2):
+        start(conn, work.lease)
+        assert column(conn, unconfirmed) == []
 
 
-@pytest.mark.parametrize("statistics", ["", "analyze", "vacuum"])
-def test_its_cost_does_not_grow_with_what_cannot_be_removed(
-    connect: Connect, conn: Connection, clock: Clock, statistics: str
+@pytest.mark.parametrize("how", ["ack", "fail", "release", "reap"])
+def test_lease_that_is_no_longer_held_cannot_start(conn: Connection, clock: Clock, suspect: int, how: str) -> None:
+    work = confirmed_claim(conn)
+    match how:
+        case "ack":
+            assert ack(conn, work.lease) == 1
+        case "fail":
+            assert fail_all(conn, work)[0]["message_id"] == suspect
+        case "release":
+            assert release(conn, work.lease) == 1
+        case _:
+            assert lapse(conn, clock) == ["released"]
+    for lease in (work.lease, 99, None):
+        with refused("ZB006", row=lease):
+            start(conn, lease)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_lapsed_lease_can_start_only_after_it_is_extended(
+    conn: Connection, clock: Clock, suspect: int, started: bool
 ) -> None:
-    """Whatever the planner has heard: where nothing can be removed, a vacuum counts the few rows that are left."""
-    create(conn, "quiet")
-    send(conn, 1, queue="quiet")
-    claim(conn, queue="quiet", lease="1 hour")
-    pin = connect(autocommit=False)
-    pin.execute("set transaction isolation level repeatable read")
-    pin.execute("select 1")
-    churn(conn, clock, 200)
-    early = pages_of_reaping(connect(), statistics)
-    churn(conn, clock, 400)
-    late = pages_of_reaping(connect(), statistics)
-    # the rows of the tests' own clock cannot be removed either: some 15 pages
-    assert late < early + 30
-    pin.rollback()
+    """Its worker may have given it up: the message would be charged for a run that did not happen."""
+    work = confirmed_claim(conn)
+    if started:
+        start(conn, work.lease)
+    clock.advance(61)
+    with refused("ZB006"):
+        start(conn, work.lease)
+    with conn.transaction(force_rollback=True):
+        assert [found["outcome"] for found in reap(conn)] == ["retry" if started else "released"]
+        assert value(conn, "select attempts from bartleby.messages") == int(started)
+    conn.execute("select bartleby.extend(%s, '1 minute')", [[work.lease]])
+    start(conn, work.lease)
+    assert lapse(conn, clock) == ["retry"]
 
 
-def test_forgetting_a_key_looks_at_no_other(connect: Connect, conn: Connection, clock: Clock) -> None:
-    conn.execute(
-        "insert into bartleby.unique_key (queue, key, message_id, until)"
-        " select q.id, n::text, n, bartleby.clock() + interval '1 day'"
-        " from bartleby.queue q, generate_series(1, 30000) n"
-    )
-    conn.execute("analyze bartleby.unique_key")
-    worker = connect()
-    before = pages_of_reaping(worker, "")
-    send(conn, 0, key="short", unique_for="1 second")
+def test_start_is_refused_while_its_lease_is_reaped(
+    conn: Connection, clock: Clock, connect: Connect, suspect: int
+) -> None:
+    work = confirmed_claim(conn)
+    clock.advance(61)
+    reaper, worker = connect(autocommit=False), connect()
+    assert len(reap(reaper)) == 1
+    with refused("ZB006"):
+        start(worker, work.lease)
+    reaper.commit()
+    with refused("ZB006"):
+        start(worker, work.lease)
+
+
+def test_start_waits_for_a_release_of_its_lease_and_is_refused(
+    conn: Connection, connect: Connect, suspect: int
+) -> None:
+    work = confirmed_claim(conn)
+    settler, worker = connect(autocommit=False), connect()
+    assert release(settler, work.lease) == 1
+    with waiting(conn, worker, lambda session: start(session, work.lease), for_whom=settler) as starting:
+        settler.commit()
+        with refused("ZB006"):
+            starting.result()
+
+
+def test_reaper_neither_waits_for_a_start_nor_takes_its_lease(
+    conn: Connection, clock: Clock, connect: Connect, suspect: int
+) -> None:
+    work = confirmed_claim(conn)
+    worker = connect(autocommit=False)
+    start(worker, work.lease)
+    clock.advance(61)
+    conn.execute("set lock_timeout = '1s'")
+    assert reap(conn) == []
+    worker.commit()
+    assert [found["outcome"] for found in reap(conn)] == ["retry"]
+
+
+def test_probe_of_a_breaker_can_be_a_suspect_too(conn: Connection, clock: Clock, suspect: int) -> None:
+    assert value(conn, "select bartleby.open_breaker('q', 'storm', '0')")
     clock.advance(2)
-    assert pages_read(worker, "select * from bartleby.reap()") < before + 30
-    reap(worker)
-    assert value(conn, "select count(*) from bartleby.unique_key") == 30000
-
-
-def churn(conn: Connection, clock: Clock, rounds: int) -> None:
-    for _ in range(rounds):
-        send_count(conn, 3)
-        claimed = claim(conn, 3)
-        fail_all(conn, claimed, delay=0)
-        clock.advance(0.01)
-        release(conn, claim(conn, 3).lease, delay="1 hour")
-        reap(conn)
-
-
-def pages_of_reaping(conn: Connection, statistics: str) -> int:
-    """Return how many pages a worker's reaping reads, once it has been planned."""
-    if statistics:
-        conn.execute(f"{statistics} bartleby.lease, bartleby.sweep")
-    conn.execute("set plan_cache_mode = force_generic_plan")
-    return pages_read(conn, "select * from bartleby.reap()")
+    work = confirmed_claim(conn)
+    assert rows(conn, "select id from bartleby.lease where unconfirmed and probe") == [{"id": work.lease}]
+    start(conn, work.lease)
+    ack(conn, work.lease)
+    assert value(conn, "select passed from bartleby.breaker") == 1

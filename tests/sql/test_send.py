@@ -297,7 +297,6 @@ def test_messages_of_senders_that_commit_in_reverse_order_arrive_once_each(conne
         if claimed.messages:
             ack(conn, claimed.lease)
     assert rows(conn, "select * from bartleby.messages") == []
-    assert rows(conn, "select * from bartleby.drift()") == []
 
 
 def test_second_send_of_a_unique_key_returns_the_first_id_until_it_lapses(conn: Connection, clock: Clock) -> None:
