@@ -241,12 +241,16 @@ def test_size_limit_of_a_queue_holds_for_single_and_bulk_sends(conn: Connection)
 
 
 def test_compressed_payload_of_a_table_is_measured_as_readers_see_it(conn: Connection) -> None:
+    """With a generic plan, as after a few calls: the planner would decompress its constants."""
+    conn.execute("set plan_cache_mode = force_generic_plan")
+    create(conn, "q", payload_limit=50_000)
     for sqlstate, text in (
+        ("ZB005", "'\"' || repeat('x', 60000) || '\"'"),
         ("ZB005", "'\"' || repeat('x', 2000000) || '\"'"),
         ("ZB004", "repeat('[', 5000) || repeat(']', 5000)"),
     ):
         conn.execute(f"create temp table document as select ({text})::jsonb as body")
-        assert value(conn, "select pg_column_size(body) < 100000 from document")
+        assert value(conn, "select pg_column_size(body) < 30000 from document")
         with refused(sqlstate, row=text):
             conn.execute("select bartleby.send('q', body) from document")
         conn.execute("drop table document")

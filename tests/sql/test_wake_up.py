@@ -108,7 +108,7 @@ def test_worker_that_comes_while_a_sender_is_open_looks_again_soon(
     send(sender, 2)
     send_count(conn, 5)
     assert len(drain(conn)) == 5
-    assert idle(worker) <= SECOND
+    assert idle(worker) <= SOON
     sender.commit()
     assert claim(worker).payloads == [2]
 
