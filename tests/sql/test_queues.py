@@ -19,21 +19,10 @@ from tests.kit.sql import (
 )
 
 DEFAULTS = {
-    "max_attempts": 5,
-    "backoff": "exponential",
-    "base": "00:00:01",
-    "factor": 2.0,
-    "cap": "00:05:00",
-    "jitter": "full",
-    "schedule": None,
-    "lease": "00:01:00",
-    "crash_budget": 3,
-    "give_up_after": None,
-    "dead_letter_to": None,
-    "invalid_to": None,
-    "retention": "30 days",
-    "payload_limit": 1048576,
-}
+    "max_attempts": 5, "backoff": "exponential", "base": "00:00:01", "factor": 2.0, "cap": "00:05:00", "jitter": "full",
+    "schedule": None, "lease": "00:01:00", "crash_budget": 3, "give_up_after": None, "dead_letter_to": None,
+    "invalid_to": None, "retention": "30 days", "payload_limit": 1048576,
+}  # fmt: skip
 
 
 def policy(conn: Connection, name: str = "q") -> dict[str, Any]:
@@ -62,21 +51,17 @@ def test_good_name_is_accepted_and_a_bad_one_refused(conn: Connection) -> None:
 
 
 CALLS = [
-    "configure_queue(%(queue)s, '{}')",
-    "pause_queue(%(queue)s)",
-    "resume_queue(%(queue)s)",
-    "drop_queue(%(queue)s)",
-    "drop_queue(%(queue)s, true)",
-    "send(%(queue)s, '1')",
+    *("drop_queue(%(queue)s)", "drop_queue(%(queue)s, true)", "pause_queue(%(queue)s)", "resume_queue(%(queue)s)"),
+    *("idle(%(queue)s)", "channel(%(queue)s)", "lease_length(%(queue)s)", "outlook(%(queue)s)"),
+    *(
+        "configure_queue(%(queue)s, '{}')",
+        "claim(%(queue)s, 'w')",
+        "send(%(queue)s, '1')",
+        "send_many(%(queue)s, '[]')",
+    ),
     "send(%(queue)s, '1', p_delay => '1 second')",
     "send(%(queue)s, '1', p_key => 'k', p_unique_for => '1 second')",
-    "send_many(%(queue)s, '[]')",
     "send_many(%(queue)s, '[{\"payload\": 1}]')",
-    "claim(%(queue)s, 'w')",
-    "idle(%(queue)s)",
-    "channel(%(queue)s)",
-    "lease_length(%(queue)s)",
-    "outlook(%(queue)s)",
     "open_breaker(%(queue)s, 'cause', '0')",
     "close_breaker(%(queue)s, 'me', 'because')",
     "force_breaker(%(queue)s, 'me', 'because')",

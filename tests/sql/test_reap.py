@@ -236,20 +236,6 @@ def test_ack_waits_for_the_reaper_of_its_lease(connect: Connect, conn: Connectio
     assert stats(conn)["deferred"] == (2 if commits else 0)
 
 
-def test_reaper_neither_waits_for_a_settlement_nor_takes_it_back(
-    connect: Connect, conn: Connection, clock: Clock
-) -> None:
-    send_count(conn, 2)
-    work = claim(conn, 2)
-    clock.advance(61)
-    worker = connect(autocommit=False)
-    ack(worker, work.lease, work.positions[:1])
-    conn.execute("set lock_timeout = '1s'")
-    assert reap(conn) == []
-    worker.commit()
-    assert [found["messages"] for found in reap(conn)] == [1]
-
-
 def confirmed_claim(conn: Connection, limit: int = 1) -> Claim:
     """Claim with p_confirm: a suspect is charged for the death of its worker only after start()."""
     return Claim(rows(conn, "select * from bartleby.claim('q', 'w', %s, p_confirm => true)", limit))
@@ -329,43 +315,42 @@ def test_lapsed_lease_can_start_only_after_it_is_extended(
     assert lapse(conn, clock) == ["retry"]
 
 
-def test_start_is_refused_while_its_lease_is_reaped(
+def test_start_is_refused_while_its_lease_is_reaped_or_released(
     conn: Connection, clock: Clock, connect: Connect, suspect: int
 ) -> None:
     work = confirmed_claim(conn)
-    clock.advance(61)
-    reaper, worker = connect(autocommit=False), connect()
-    assert len(reap(reaper)) == 1
-    with refused("ZB006"):
-        start(worker, work.lease)
-    reaper.commit()
-    with refused("ZB006"):
-        start(worker, work.lease)
-
-
-def test_start_waits_for_a_release_of_its_lease_and_is_refused(
-    conn: Connection, connect: Connect, suspect: int
-) -> None:
-    work = confirmed_claim(conn)
-    settler, worker = connect(autocommit=False), connect()
-    assert release(settler, work.lease) == 1
-    with waiting(conn, worker, lambda session: start(session, work.lease), for_whom=settler) as starting:
-        settler.commit()
+    other, worker = connect(autocommit=False), connect()
+    assert release(other, work.lease) == 1
+    with waiting(conn, worker, lambda session: start(session, work.lease), for_whom=other) as starting:
+        other.commit()
         with refused("ZB006"):
             starting.result()
+    clock.advance(1)
+    work = confirmed_claim(conn)
+    clock.advance(61)
+    assert len(reap(other)) == 1
+    with refused("ZB006"):
+        start(worker, work.lease)
+    other.commit()
+    with refused("ZB006"):
+        start(worker, work.lease)
 
 
-def test_reaper_neither_waits_for_a_start_nor_takes_its_lease(
+def test_reaper_neither_waits_for_a_settlement_or_a_start_nor_takes_the_lease(
     conn: Connection, clock: Clock, connect: Connect, suspect: int
 ) -> None:
-    work = confirmed_claim(conn)
+    alone = confirmed_claim(conn)
+    send_count(conn, 2)
+    batch = claim(conn, 2)
     worker = connect(autocommit=False)
-    start(worker, work.lease)
-    clock.advance(61)
+    clock.advance(59)
+    start(worker, alone.lease)
+    ack(worker, batch.lease, batch.positions[:1])
+    clock.advance(2)
     conn.execute("set lock_timeout = '1s'")
     assert reap(conn) == []
     worker.commit()
-    assert [found["outcome"] for found in reap(conn)] == ["retry"]
+    assert [(found["messages"], found["outcome"]) for found in reap(conn)] == [(1, "retry"), (1, "released")]
 
 
 def test_probe_of_a_breaker_can_be_a_suspect_too(conn: Connection, clock: Clock, suspect: int) -> None:

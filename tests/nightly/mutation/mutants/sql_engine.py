@@ -212,7 +212,7 @@ MUTANTS = [
         "sql/claim.sql",
         "\n    or num_nonnulls(v_reader.holes, v_reader.young) > 0 then",
         " then",
-        WAKE + "worker_that_comes_while_a_sender_is_open_looks_again_soon",
+        WAKE + "worker_that_comes_during_or_after_a_send_looks_again_soon",
     ),
     Mutant(
         "a spooled failure settles the lease of another worker",
