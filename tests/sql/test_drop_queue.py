@@ -7,6 +7,7 @@ import pytest
 
 from tests.kit.plans import bury, change, die, started, steps
 from tests.kit.sql import (
+    Claim,
     Connect,
     Connection,
     claim,
@@ -169,31 +170,15 @@ def patient(conn: Connection) -> None:
     conn.execute("alter function bartleby.take_down(text, boolean) set lock_timeout = '60s'")
 
 
-def fail_one(conn: Connection, observer: Connection, verdict: str) -> None:
-    send_count(observer, 2)
-    claimed = claim(observer, 2)
-    fail(conn, claimed.lease, {"position": claimed.positions[0], "verdict": verdict})
-
-
-def release_all(conn: Connection, observer: Connection) -> None:
-    send_count(observer, 2)
-    release(conn, claim(observer, 2).lease)
-
-
-def claim_all(conn: Connection, observer: Connection) -> None:
-    send_count(observer, 2)
-    claim(conn, 2)
-
-
-UNDER_WAY: dict[str, Callable[[Connection, Connection], object]] = {
+UNDER_WAY: dict[str, Callable[[Connection, Claim], object]] = {
     "a send": lambda conn, _: send(conn, 1),
     "a delayed send": lambda conn, _: send(conn, 1, delay="1 hour"),
     "a unique send": lambda conn, _: send(conn, 1, key="k", unique_for="1 hour"),
     "a mark": lambda conn, _: conn.execute("select bartleby.mark_handled('q', 'c', 'k')"),
-    "a claim": claim_all,
-    "a retry": lambda conn, observer: fail_one(conn, observer, "retry"),
-    "a death": lambda conn, observer: fail_one(conn, observer, "dead"),
-    "a release": release_all,
+    "a claim": lambda conn, _: claim(conn),
+    "a retry": lambda conn, claimed: fail(conn, claimed.lease, {"position": claimed.positions[0]}),
+    "a death": lambda conn, claimed: fail(conn, claimed.lease, {"position": claimed.positions[0], "verdict": "dead"}),
+    "a release": lambda conn, claimed: release(conn, claimed.lease),
 }
 
 
@@ -204,7 +189,8 @@ def test_drop_waits_for_transactions_under_way_and_leaves_no_orphan(connect: Con
     for name, work in UNDER_WAY.items():
         for commits in (True, False):
             create(observer)
-            work(session, observer)
+            send_count(observer, 3)
+            work(session, claim(observer, 2))
             with waiting(observer, dropper, drop, for_whom=session) as second:
                 if commits:
                     session.commit()

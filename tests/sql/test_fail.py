@@ -179,29 +179,13 @@ def test_rule_explains_the_verdict_in_every_interval_style(conn: Connection) -> 
         ({"reason": "unacceptable", "rule": "payload.a: expected int"},
          "payload.a: expected int; rejected as unacceptable"),
     ]  # fmt: skip
-    create(conn, "q", max_attempts=2)
+    create(conn, "q", max_attempts=2, backoff="fixed", base=3600)
     for style in ("postgres", "iso_8601", "sql_standard"):
         conn.execute(f"set intervalstyle = '{style}'".encode())
         work = claimed(conn, len(cases))
         fail(conn, work.lease, *({"position": p, **c[0]} for p, c in zip(work.positions, cases, strict=True)))
         recorded = "select rule from bartleby.attempts where lease_id = %s order by message_id"
         assert column(conn, recorded, work.lease) == [rule for _, rule in cases], style
-
-
-def test_rule_of_a_crash_counts_crashes_or_attempts(conn: Connection, clock: Clock) -> None:
-    alone = "nobody is charged before it ran alone"
-    for crash_budget, max_attempts, expected in (
-        (2, 3, [alone, "crash 1 of 2", "crash 2 of 2"]),
-        (9, 1, [alone, "attempt 1 of 1"]),
-    ):
-        create(conn, "q", crash_budget=crash_budget, max_attempts=max_attempts, backoff="none")
-        sent = send(conn, 1)
-        while column(conn, "select reason from bartleby.dead_letters where message_id = %s", sent) != ["crashed"]:
-            claim(conn)
-            clock.advance(400)
-            conn.execute("select bartleby.reap()")
-        query = "select rule from bartleby.attempts where message_id = %s order by failed_at"
-        assert column(conn, query, sent) == expected
 
 
 def test_attempts_and_dead_letter_have_all_the_evidence(conn: Connection, clock: Clock) -> None:

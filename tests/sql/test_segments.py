@@ -4,6 +4,7 @@ import pytest
 
 from tests.kit.clock import Clock
 from tests.kit.sql import (
+    Claim,
     Connect,
     Connection,
     ack,
@@ -85,13 +86,12 @@ def test_settled_segments_are_truncated_as_the_ring_turns(conn: Connection) -> N
 def test_unsettled_messages_are_carried_over_under_their_positions(
     connect: Connect, conn: Connection, clock: Clock
 ) -> None:
-    """Ready, leased, passed and parked: every unsettled message is still there afterwards."""
-    create(conn, "slow")
-    create(conn, "paused")
-    send_count(conn, 5, "paused")
+    """Ready, leased, passed and parked: every unsettled message is still there, and can be settled."""
+    for name in ("slow", "paused"):
+        create(conn, name)
+        send_count(conn, 5, name)
     conn.execute("select bartleby.pause_queue('paused')")
-    send_count(conn, 5, "slow")
-    held = claim(conn, 2, "slow")
+    held = claim(conn, 4, "slow")
     parked, passed = connect(autocommit=False), connect(autocommit=False)
     send(parked, "parked")
     send_count(conn, 20)
@@ -110,11 +110,21 @@ def test_unsettled_messages_are_carried_over_under_their_positions(
     turn(conn, 0)
     turn_until_empty(conn)
     assert rows(conn, living) == before
-    assert ack(conn, held.lease) == 2
+    settle_each_way(conn, held)
+    clock.advance(1)
+    assert sorted(drain(conn, "slow")) == [2, 4, 5]
+    assert column(conn, "select payload from bartleby.dead_letters") == [3]
     conn.execute("select bartleby.resume_queue('paused')")
-    assert drain(conn, "slow") == [3, 4, 5]
     assert drain(conn, "paused") == [1, 2, 3, 4, 5]
     assert sorted(drain(conn)) == ["parked", "passed"]
+
+
+def settle_each_way(conn: Connection, held: Claim) -> None:
+    first, second, third, fourth = held.positions
+    ack(conn, held.lease, [first])
+    release(conn, held.lease, [second])
+    reject(conn, held.lease, third, "unacceptable")
+    fail(conn, held.lease, {"position": fourth, "delay": 0})
 
 
 def test_message_keeps_all_its_columns_when_carried_over(conn: Connection, clock: Clock) -> None:
@@ -136,21 +146,6 @@ def test_message_keeps_all_its_columns_when_carried_over(conn: Connection, clock
     turn(conn, 0)
     turn_until_empty(conn)
     assert column(conn, living) == before
-
-
-def test_settlement_after_the_carry_over_finds_its_message(conn: Connection, clock: Clock) -> None:
-    send_count(conn, 4)
-    claimed = claim(conn, 4)
-    turn(conn, 0)
-    turn_until_empty(conn)
-    first, second, third, fourth = claimed.positions
-    ack(conn, claimed.lease, [first])
-    release(conn, claimed.lease, [second])
-    reject(conn, claimed.lease, third, "unacceptable")
-    fail(conn, claimed.lease, {"position": fourth, "delay": 0})
-    clock.advance(1)
-    assert sorted(drain(conn)) == [2, 4]
-    assert column(conn, "select payload from bartleby.dead_letters") == [3]
 
 
 def test_long_backlog_is_not_copied_round_and_round(conn: Connection) -> None:

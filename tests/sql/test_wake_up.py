@@ -95,9 +95,10 @@ def test_idle_worker_is_notified_until_its_idle_time_is_over(
 
 
 def test_worker_that_comes_during_or_after_a_send_looks_again_soon(
-    connect: Connect, conn: Connection, worker: Connection
+    connect: Connect, conn: Connection, worker: Connection, clock: Clock
 ) -> None:
     """The worker writes that it is idle and then looks; the sender draws its position and then looks."""
+    clock.stop()
     sender = connect(autocommit=False)
     send(sender, 1)
     assert claim(worker).messages == []
