@@ -1,4 +1,4 @@
-"""Effects exactly once: the mark and the effect in one transaction, whatever library it is in."""
+"""Effects exactly once: the mark and the effect are one transaction. The callers are in test_transactions.py."""
 
 import asyncio
 import re
@@ -17,12 +17,12 @@ import sqlalchemy
 from sqlalchemy import NullPool, orm
 from sqlalchemy.ext import asyncio as alchemy
 
-from bartleby import InvalidArgument, Message, UnknownQueue
+from bartleby import InvalidArgument, Message
 from bartleby.app import Bartleby
 from bartleby.outcomes import AlreadyHandled
-from bartleby.worker import Worker
-from tests.kit.callers import CALLERS, Begin, use_django, with_driver
+from tests.kit.callers import CALLERS, use_django, with_driver
 from tests.kit.clock import move_clock
+from tests.kit.worker import drain
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 Wait = Callable[[Callable[[], object]], None]
@@ -41,15 +41,9 @@ def app(dsn: str, conn: Conn) -> Iterator[Bartleby]:
     app.client.close()
 
 
-@pytest.fixture(params=list(CALLERS.values()), ids=list(CALLERS))
-def begin(request: pytest.FixtureRequest) -> Begin:
-    chosen: Begin = request.param
-    return chosen
-
-
 @pytest.fixture
 def redeliveries(app: Bartleby, conn: Conn) -> list[Message]:
-    """One message, handed out three times because its leases lapsed; no worker knows that."""
+    """One message that was claimed three times because its leases lapsed."""
     app.send("orders", {"id": 42}, key="order-42")
     clock = move_clock(conn)
     return [redelivered(app, clock.advance) for _ in range(3)]
@@ -68,45 +62,11 @@ def effects(conn: Conn) -> int:
     return int(conn.execute("select count(*) from effect").fetchall()[0][0])
 
 
-def test_the_second_delivery_is_told_before_its_effect(
-    app: Bartleby, begin: Begin, dsn: str, conn: Conn, redeliveries: list[Message]
-) -> None:
-    with begin(dsn) as caller:
-        caller.mark_handled(app, redeliveries[0])
-        caller.execute(EFFECT)
-        caller.commit()
-    with begin(dsn) as caller:
-        with pytest.raises(AlreadyHandled, match=str(redeliveries[0].id)):
-            caller.mark_handled(app, redeliveries[1])
-        caller.rollback()
-    assert effects(conn) == 1
-
-
-def test_the_mark_goes_with_the_effect_when_that_is_rolled_back(
-    app: Bartleby, begin: Begin, dsn: str, conn: Conn, redeliveries: list[Message]
-) -> None:
-    with begin(dsn) as caller:
-        caller.mark_handled(app, redeliveries[0])
-        caller.execute(EFFECT)
-        caller.rollback()
-    with begin(dsn) as caller:
-        caller.mark_handled(app, redeliveries[1])
-        caller.execute(EFFECT)
-        caller.commit()
-    assert effects(conn) == 1
-
-
-@pytest.mark.parametrize("first_commits", [True, False], ids=["first commits", "first rolls back"])
+@pytest.mark.parametrize(("library", "first_commits"), [("psycopg", True), ("asyncpg", False)])
 def test_three_redeliveries_at_once_have_one_effect(
-    app: Bartleby,
-    begin: Begin,
-    redeliveries: list[Message],
-    conn: Conn,
-    wait_for: Wait,
-    *,
-    first_commits: bool,
+    app: Bartleby, redeliveries: list[Message], conn: Conn, wait_for: Wait, *, library: str, first_commits: bool
 ) -> None:
-    marked, go_on = threading.Event(), threading.Event()
+    marked, go_on, begin = threading.Event(), threading.Event(), CALLERS[library]
 
     def first() -> str:
         with begin(app.settings.dsn or "") as caller:
@@ -128,12 +88,16 @@ def test_three_redeliveries_at_once_have_one_effect(
             caller.commit()
         return "done"
 
+    def waiting() -> int:
+        query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        return conn.execute(query).rowcount
+
     with ThreadPoolExecutor(3) as threads:
         outcomes: list[Future[str]] = [threads.submit(first)]
         assert marked.wait(30)
         outcomes += [threads.submit(other, message) for message in redeliveries[1:]]
         try:
-            wait_for(lambda: waiting(conn) == 2)
+            wait_for(lambda: waiting() == 2)
         finally:
             go_on.set()
         found = sorted(each.result() for each in outcomes)
@@ -141,32 +105,7 @@ def test_three_redeliveries_at_once_have_one_effect(
     assert effects(conn) == 1
 
 
-def waiting(conn: Conn) -> int:
-    query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-    return conn.execute(query).rowcount
-
-
-def test_by_its_key_what_was_sent_twice_is_done_once(app: Bartleby, begin: Begin, dsn: str, conn: Conn) -> None:
-    for _ in range(2):
-        app.send("orders", 1, key="order-42")
-    app.send("orders", 1, key="order-43")
-    lease = app.client.claim("orders", "tester", limit=3)
-    assert lease is not None
-    done = []
-    for message in lease:
-        with begin(dsn) as caller:
-            try:
-                caller.mark_handled(app, message, by="key")
-                caller.execute(EFFECT)
-                caller.commit()
-                done.append(message.key)
-            except AlreadyHandled:
-                caller.rollback()
-    assert done == ["order-42", "order-43"]
-    assert effects(conn) == 2
-
-
-def test_a_key_as_long_as_a_sender_may_use_is_remembered(app: Bartleby, dsn: str) -> None:
+def test_longest_key_of_a_sender_is_remembered(app: Bartleby, dsn: str) -> None:
     for _ in range(2):
         app.send("orders", 1, key="ß" * 500)
     lease = app.client.claim("orders", "tester", limit=2)
@@ -177,90 +116,77 @@ def test_a_key_as_long_as_a_sender_may_use_is_remembered(app: Bartleby, dsn: str
             app.mark_handled(lease.messages[1], connection, by="key")
 
 
-def test_a_queue_that_is_gone_is_named(app: Bartleby, begin: Begin, dsn: str, redeliveries: list[Message]) -> None:
-    app.client.drop_queue("orders", force=True)
-    with begin(dsn) as caller, pytest.raises(UnknownQueue):
-        caller.mark_handled(app, redeliveries[0])
+# A mark that is committed before its effect would lose the effect if that fails.
 
 
-class TestWithoutATransaction:
-    """A mark that is committed before its effect loses the effect when that fails."""
+def test_mark_without_a_transaction_is_refused(  # noqa: PLR0915 - one database for all libraries
+    app: Bartleby, redeliveries: list[Message], dsn: str, conn: Conn
+) -> None:
+    message = redeliveries[0]
 
-    @pytest.fixture
-    def message(self, redeliveries: list[Message]) -> Message:
-        return redeliveries[0]
-
-    @pytest.fixture
-    def refused(self, app: Bartleby, message: Message, conn: Conn) -> Iterator[Callable[[Any], None]]:
-        def refuse(connection: Any) -> None:
-            with pytest.raises(InvalidArgument, match="there is no transaction") as caught:
-                app.mark_handled(message, connection)
-            assert "transaction" in (caught.value.hint or "")
-
-        yield refuse
-        assert conn.execute("select count(*) from bartleby.handled").fetchall() == [(0,)]
-
-    def test_psycopg(self, app: Bartleby, message: Message, refused: Callable[[Any], None], dsn: str) -> None:
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            refused(connection)
-            with connection.transaction(force_rollback=True):
-                app.mark_handled(message, connection)
-
-    def test_psycopg2(self, app: Bartleby, message: Message, refused: Callable[[Any], None], dsn: str) -> None:
-        connection = psycopg2.connect(dsn)
-        connection.autocommit = True
-        refused(connection)
-        with connection.cursor() as cursor:
-            cursor.execute("begin")
+    def refused(connection: Any) -> None:
+        with pytest.raises(InvalidArgument, match="there is no transaction") as caught:
             app.mark_handled(message, connection)
-            cursor.execute("rollback")
-        connection.close()
+        assert "transaction" in (caught.value.hint or "")
 
-    @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-    def test_sqlalchemy(self, refused: Callable[[Any], None], dsn: str, driver: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        refused(connection)
+        with connection.transaction(force_rollback=True):
+            app.mark_handled(message, connection)
+    old = psycopg2.connect(dsn)
+    old.autocommit = True
+    refused(old)
+    with old.cursor() as cursor:
+        cursor.execute("begin")
+        app.mark_handled(message, old)
+        cursor.execute("rollback")
+    old.close()
+    for driver in ("psycopg", "psycopg2"):
         engine = sqlalchemy.create_engine(with_driver(dsn, driver), poolclass=NullPool)
         with orm.Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
             refused(session)
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            refused(connection)
-
-    def test_django(self, app: Bartleby, message: Message, refused: Callable[[Any], None], dsn: str) -> None:
-        use_django(dsn)
-        refused(django.db.connection)
-        with django.db.transaction.atomic():
-            app.mark_handled(message, django.db.connection)
-            django.db.transaction.set_rollback(True)
-        django.db.transaction.set_autocommit(False)
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as bound:
+            refused(bound)
+    use_django(dsn)
+    refused(django.db.connection)
+    with django.db.transaction.atomic():
         app.mark_handled(message, django.db.connection)
-        django.db.transaction.rollback()
-        django.db.connection.close()
-        del django.db.connections["default"]
+        django.db.transaction.set_rollback(True)
+    django.db.transaction.set_autocommit(False)
+    app.mark_handled(message, django.db.connection)
+    django.db.transaction.rollback()
+    django.db.connection.close()
+    del django.db.connections["default"]
+    assert conn.execute("select count(*) from bartleby.handled").fetchall() == [(0,)]
 
-    @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-    async def test_awaited_sqlalchemy(self, app: Bartleby, message: Message, dsn: str, driver: str) -> None:
-        engine = alchemy.create_async_engine(with_driver(dsn, driver), poolclass=NullPool)
-        async with engine.connect() as connection:
-            await connection.execution_options(isolation_level="AUTOCOMMIT")
-            with pytest.raises(InvalidArgument, match="there is no transaction"):
-                await app.amark_handled(message, connection)
-        async with alchemy.AsyncSession(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
-            with pytest.raises(InvalidArgument, match="there is no transaction"):
-                await app.amark_handled(message, session)
-        await engine.dispose()
 
-    async def test_asyncpg_and_awaited_psycopg(self, app: Bartleby, message: Message, dsn: str) -> None:
-        connection = await asyncpg.connect(dsn)
+async def test_awaited_mark_without_a_transaction_is_refused(
+    app: Bartleby, redeliveries: list[Message], dsn: str
+) -> None:
+    async def refused(connection: Any) -> None:
         with pytest.raises(InvalidArgument, match="there is no transaction"):
-            await app.amark_handled(message, connection)
-        async with connection.transaction():
-            await app.amark_handled(message, connection)
-        await connection.close()
-        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as other:
-            with pytest.raises(InvalidArgument, match="there is no transaction"):
-                await app.amark_handled(message, other)
+            await app.amark_handled(redeliveries[0], connection)
+
+    for driver in ("psycopg", "asyncpg"):
+        engine = alchemy.create_async_engine(with_driver(dsn, driver), poolclass=NullPool)
+        async with engine.connect() as bound:
+            await bound.execution_options(isolation_level="AUTOCOMMIT")
+            await refused(bound)
+        async with alchemy.AsyncSession(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
+            await refused(session)
+        await engine.dispose()
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as other:
+        await refused(other)
+    connection = await asyncpg.connect(dsn)
+    await refused(connection)
+    async with connection.transaction():
+        await app.amark_handled(redeliveries[0], connection)
+    await connection.close()
 
 
-def test_an_old_snapshot_is_no_way_around_it(app: Bartleby, dsn: str, conn: Conn, redeliveries: list[Message]) -> None:
+def test_old_snapshot_does_not_allow_a_second_mark(
+    app: Bartleby, dsn: str, conn: Conn, redeliveries: list[Message]
+) -> None:
     with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:
         second.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         second.execute("select count(*) from effect")
@@ -333,9 +259,9 @@ class TestHowTo:
 
 
 class TestInAWorker:
-    """What a handler sees of it: one line, and the rest is the worker's."""
+    """What a handler sees of it: one line; the worker does the rest."""
 
-    def test_a_redelivery_is_acked_without_a_second_effect(self, app: Bartleby, dsn: str, conn: Conn) -> None:
+    def test_redelivery_is_acked_without_a_second_effect(self, app: Bartleby, dsn: str, conn: Conn) -> None:
         runs: list[int] = []
 
         @app.handler("orders")
@@ -346,11 +272,11 @@ class TestInAWorker:
                 connection.execute(EFFECT)
 
         handled_but_not_acked(app, conn, runs)
-        assert work(app) == {"done": 1}
+        assert drain(app) == {"done": 1}
         assert (len(runs), effects(conn)) == (2, 1)
 
     @pytest.mark.parametrize("once", [True, "key"])
-    def test_with_once_it_is_not_even_run(self, app: Bartleby, dsn: str, conn: Conn, once: Any) -> None:
+    def test_handled_message_is_not_run_with_once(self, app: Bartleby, dsn: str, conn: Conn, once: Any) -> None:
         runs: list[int] = []
 
         @app.handler("orders", once=once)
@@ -361,7 +287,7 @@ class TestInAWorker:
                 await connection.execute(EFFECT)
 
         handled_but_not_acked(app, conn, runs)
-        assert work(app) == {"done": 1}
+        assert drain(app) == {"done": 1}
         assert (len(runs), effects(conn)) == (1, 1)
 
     def test_messages_of_one_key_in_one_claim_are_all_settled(self, app: Bartleby, dsn: str, conn: Conn) -> None:
@@ -372,30 +298,28 @@ class TestInAWorker:
                 connection.execute(EFFECT)
 
         app.send_many("orders", [{"payload": n, "key": f"order-{n % 3}"} for n in range(30)])
-        assert work(app) == {"done": 30}
+        assert drain(app) == {"done": 30}
         assert effects(conn) == 3
 
-    def test_a_dead_letter_of_something_handled_is_resolved_by_its_replay(
-        self, app: Bartleby, dsn: str, conn: Conn
-    ) -> None:
+    def test_replay_of_a_handled_message_resolves_its_letter(self, app: Bartleby, dsn: str, conn: Conn) -> None:
         @app.handler("orders", retry={"max_attempts": 1})
         def fulfil(message: Message) -> None:
             with psycopg.connect(dsn) as connection:
                 app.mark_handled(message, connection)
                 connection.execute(EFFECT)
-            raise ConnectionError("the mail server is away")  # after the commit
+            raise ConnectionError("the mail server is unavailable")  # after the commit
 
         app.send("orders", 1)
-        assert work(app) == {"dead": 1}
+        assert drain(app) == {"dead": 1}
         [letter] = app.client.dead_letters("queue:orders")
         app.client.replay([letter.message_id], actor="tester", reason="the mail server is back")
-        assert work(app) == {"done": 1}
+        assert drain(app) == {"done": 1}
         assert effects(conn) == 1
         assert len(app.client.dead_letters("queue:orders")) == 0
 
 
 def handled_but_not_acked(app: Bartleby, conn: Conn, runs: list[int]) -> None:
-    """Run the handler of one message, and have its worker vanish before the ack."""
+    """Run the handler of one message as a worker that is killed before the ack."""
     app.send("orders", {"id": 42}, key="order-42")
     message = redelivered(app, move_clock(conn).advance)
     function = app.handlers["orders"].function
@@ -403,10 +327,3 @@ def handled_but_not_acked(app: Bartleby, conn: Conn, runs: list[int]) -> None:
     if answer is not None:
         asyncio.run(answer)
     assert (runs, effects(conn)) == ([message.id], 1)
-
-
-def work(app: Bartleby) -> dict[str, int]:
-    async def run() -> dict[str, int]:
-        return dict(await Worker(app, until_idle=True).run())
-
-    return asyncio.run(run())

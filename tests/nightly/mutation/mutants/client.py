@@ -14,11 +14,11 @@ MUTANTS = [
         CONFORMANCE,
     ),
     Mutant(
-        "a bulk sends a timedelta as text",
+        "a bulk does not take a dataclass as a payload",
         "calls.py",
         "_seconds(value) if isinstance(value, timedelta) else plain(value)",
-        "str(value) if isinstance(value, timedelta) else plain(value)",
-        CONFORMANCE,
+        "_seconds(value) if isinstance(value, timedelta) else value",
+        "tests/client/test_typed_sending.py",
     ),
     Mutant(
         "the session is opened without its request",
