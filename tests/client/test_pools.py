@@ -1,7 +1,6 @@
-"""Two ways to the database, each as a role that can do no more."""
+"""The two pools of a surface: one that reads and one that operates, each in a role with no further rights."""
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -9,7 +8,7 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from bartleby import AsyncClient, Client
+from bartleby import Client
 from bartleby.answers import scalar
 from bartleby.calls import Call
 from bartleby.config import Settings
@@ -39,11 +38,11 @@ def pools() -> Iterator[Callable[..., Pools]]:
 
 @pytest.fixture
 def user(admin: Connection, dsn: str, conn: Connection) -> Iterator[Callable[..., str]]:
-    """Make a user of the database who is in some roles; return a DSN of theirs."""
+    """Create a user who is a member of some roles; return a DSN for it."""
     made: list[str] = []
 
     def make(*roles: str) -> str:
-        name = f"somebody_{dsn.rpartition('_')[2]}_{len(made)}"
+        name = f"member_{dsn.rpartition('_')[2]}_{len(made)}"
         admin.execute(f"create role {name} login password 'x'".encode())
         made.append(name)
         for role in roles:
@@ -56,86 +55,71 @@ def user(admin: Connection, dsn: str, conn: Connection) -> Iterator[Callable[...
         admin.execute(f"drop role {name}".encode())
 
 
-def test_each_looks_or_changes_things_as_its_role(dsn: str, pools: Callable[..., Pools]) -> None:
+def test_each_pool_works_in_its_role(dsn: str, pools: Callable[..., Pools], monkeypatch: pytest.MonkeyPatch) -> None:
     both = pools(dsn)
     assert both.reader.run(WHO) == "bartleby_reader 10s"
     assert both.operator is both.operating
     assert both.operating.run(WHO) == "bartleby_operator 1min"
     with both.operating.transaction() as runner:
         assert runner.run(WHO) == "bartleby_operator 1min"
-
-
-def test_what_looks_can_change_nothing(dsn: str, pools: Callable[..., Pools]) -> None:
-    both = pools(dsn)
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         both.reader.create_queue("orders")
     both.operating.create_queue("orders")
     assert [each.name for each in both.reader.queues()] == ["orders"]
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         both.operating.run(Call("select count(*) from bartleby.token", (), scalar))
-
-
-def test_a_slow_look_is_stopped(dsn: str, pools: Callable[..., Pools], monkeypatch: pytest.MonkeyPatch) -> None:
+    with both.operating.transaction(), both.operating.transaction(), pytest.raises(NoConnection, match="all 2"):
+        both.operating.queues()
     monkeypatch.setattr("bartleby.surfaces.pools._READER_TIMEOUT", "500ms")
-    both = pools(dsn)
+    slow = pools(dsn)
     with pytest.raises(psycopg.errors.QueryCanceled):
-        both.reader.run(Call("select pg_sleep(30)", (), scalar))
-    assert both.reader.run(WHO) == "bartleby_reader 500ms"
+        slow.reader.run(Call("select pg_sleep(300)", (), scalar))
+    assert slow.reader.run(WHO) == "bartleby_reader 500ms"
 
 
 @pytest.mark.pgbouncer
-@pytest.mark.parametrize("told", [False, True])
-def test_behind_a_pooler_a_role_is_left_with_its_transaction(
-    pooled_dsn: str, pools: Callable[..., Pools], told: bool
+@pytest.mark.parametrize("declared", [False, True])
+def test_role_ends_with_its_transaction_behind_a_pooler(
+    pooled_dsn: str, pools: Callable[..., Pools], declared: bool
 ) -> None:
-    both = pools(pooled_dsn, pooled=told)
+    both = pools(pooled_dsn, pooled=declared)
     for _ in range(12):  # the pooler hands each transaction to another process of the server
         assert both.reader.run(WHO) == "bartleby_reader 10s"
         assert both.operating.run(WHO) == "bartleby_operator 1min"
         with both.operating.transaction() as runner:
             assert runner.run(WHO) == "bartleby_operator 1min"
             assert runner.run(WHO) == "bartleby_operator 1min"
-    with psycopg.connect(pooled_dsn, autocommit=True, prepare_threshold=None) as somebody:
+    with psycopg.connect(pooled_dsn, autocommit=True, prepare_threshold=None) as other:
         for _ in range(24):
-            assert somebody.execute(WHO.text).fetchall() == [("postgres 0",)]
+            assert other.execute(WHO.text).fetchall() == [("postgres 0",)]
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         both.reader.create_queue("orders")
 
 
-def test_where_a_pooler_cannot_be_noticed_it_can_be_told(dsn: str, pools: Callable[..., Pools]) -> None:
+def test_pooler_that_cannot_be_noticed_can_be_declared(dsn: str, pools: Callable[..., Pools]) -> None:
     both = pools(dsn, pooled=True)
     assert both.reader.run(WHO) == "bartleby_reader 10s"
     with both.reader._connected() as connection:
         assert connection.execute(WHO.text).fetchall() == [("postgres 0",)]
 
 
-def test_who_may_only_read_gets_a_console_that_only_reads(
-    user: Callable[..., str], pools: Callable[..., Pools]
-) -> None:
-    both = pools(user("bartleby_reader"))
-    both.reader.run(WHO)
-    assert both.operator is None
-    assert both.reader.run(WHO) == "bartleby_reader 10s"
-
-
-def test_before_the_database_has_answered_nothing_is_ruled_out(
-    user: Callable[..., str], pools: Callable[..., Pools]
-) -> None:
-    both = pools(user("bartleby_reader"))
-    assert both.operator is not None
+@pytest.mark.own_database
+def test_member_of_one_role_can_do_no_more(user: Callable[..., str], pools: Callable[..., Pools]) -> None:
+    reading = pools(user("bartleby_reader"))
+    operator = reading.operator
+    assert operator is not None, "before the database has answered, nothing is ruled out"
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        both.operator.create_queue("orders")
-    assert both.operator is None
+        operator.create_queue("orders")
+    assert reading.operator is None
+    assert reading.reader.run(WHO) == "bartleby_reader 10s"
+    operating = pools(user("bartleby_operator"))
+    assert operating.operating.run(WHO) == "bartleby_operator 1min"
+    assert operating.reader.queues() == []
+    assert str(operating.reader.run(WHO)).startswith("member_")
 
 
-def test_who_is_an_operator_alone_looks_as_they_are(user: Callable[..., str], pools: Callable[..., Pools]) -> None:
-    both = pools(user("bartleby_operator"))
-    assert both.operating.run(WHO) == "bartleby_operator 1min"
-    assert both.reader.queues() == []
-    assert str(both.reader.run(WHO)).startswith("somebody_")
-
-
-def test_a_role_that_may_be_had_but_not_become_works_as_the_user(
+@pytest.mark.own_database
+def test_role_that_is_inherited_but_cannot_be_set_works_as_the_user(
     admin: Connection, user: Callable[..., str], pools: Callable[..., Pools]
 ) -> None:
     if admin.info.server_version < 160000:
@@ -147,11 +131,11 @@ def test_a_role_that_may_be_had_but_not_become_works_as_the_user(
     both.reader.run(WHO)
     assert both.operator is not None
     both.operator.create_queue("orders")
-    assert str(both.operator.run(WHO)).startswith("somebody_")
+    assert str(both.operator.run(WHO)).startswith("member_")
     assert str(both.operator.run(WHO)).endswith(" 1min")
 
 
-def test_where_there_are_no_roles_everything_is_done_as_the_user(
+def test_database_without_roles_is_used_as_the_user(
     dsn: str, pools: Callable[..., Pools], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bartleby.surfaces.pools.READER", "no_such_reader")
@@ -163,7 +147,7 @@ def test_where_there_are_no_roles_everything_is_done_as_the_user(
     assert both.operator.run(WHO) == "postgres 1min"
 
 
-def test_many_at_once_share_few_connections(dsn: str, pools: Callable[..., Pools]) -> None:
+def test_many_threads_share_few_connections(dsn: str, pools: Callable[..., Pools]) -> None:
     both = pools(dsn)
     with Client(dsn) as client:
         client.create_queue("orders")
@@ -184,14 +168,7 @@ def test_many_at_once_share_few_connections(dsn: str, pools: Callable[..., Pools
         assert client.run(held) <= 3
 
 
-def test_when_all_connections_are_busy_it_says_so(dsn: str, pools: Callable[..., Pools]) -> None:
-    both = pools(dsn)
-    with both.operating.transaction(), both.operating.transaction(), pytest.raises(NoConnection, match="all 2"):
-        both.operating.queues()
-    assert both.operating.queues() == []
-
-
-def test_what_is_closed_right_after_a_call_leaves_no_connection(
+def test_pools_that_are_closed_after_a_call_leave_no_connection(
     dsn: str, conn: Connection, pools: Callable[..., Pools]
 ) -> None:
     for _ in range(20):
@@ -202,25 +179,23 @@ def test_what_is_closed_right_after_a_call_leaves_no_connection(
         assert kept.closed
         del kept
     connected = "select from pg_stat_activity where datname = current_database() and application_name like 'bartleby %'"
-    until(lambda: conn.execute(connected).rowcount == 0, seconds=5)
+    until(lambda: conn.execute(connected).rowcount == 0)
 
 
-async def test_an_asynchronous_client_that_is_closed_right_after_a_call_leaves_none_either(dsn: str) -> None:
-    client = AsyncClient(dsn)
-    async with client._connected() as kept:
-        await kept.execute("select 1")
-    await client.close()
-    assert kept.closed
-
-
-def test_a_watchdog_keeps_no_connection() -> None:
+def test_watchdog_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     class Connection:
         """It is only kept."""
 
-    watchdog = Watchdog()
+    looked, shut_late = threading.Event(), Watchdog._shut_late
+
+    def look(self: Watchdog) -> None:
+        shut_late(self)
+        looked.set()
+
+    monkeypatch.setattr(Watchdog, "_shut_late", look)
     watched = Connection()
-    with watchdog.within(cast("Pooled", watched), 60):
-        time.sleep(0.4)  # it looks every quarter of a second
+    with Watchdog().within(cast("Pooled", watched), 600):
+        assert looked.wait(30)
     gone = weakref.ref(watched)
     del watched
-    until(lambda: gone() is None, seconds=5)
+    until(lambda: gone() is None)
