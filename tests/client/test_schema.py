@@ -1,4 +1,4 @@
-"""The schema: installed twice, upgraded step by step in one transaction, looked after, and removed without a trace."""
+"""The schema: installed twice, upgraded step by step in one transaction, checked for drift, and removed."""
 
 import re
 import shutil
@@ -77,7 +77,10 @@ def has_column(conn: Conn, table: str, column: str) -> bool:
     return conn.execute(query, [f"bartleby.{table}", column]).rowcount == 1
 
 
-def test_installing_twice_loses_nothing(dsn: str, conn: Conn) -> None:
+pytestmark = pytest.mark.own_database
+
+
+def test_installing_again_keeps_everything(dsn: str, conn: Conn) -> None:
     with Client(dsn) as client:
         client.create_queue("orders", {"max_attempts": 3})
         sent = client.send("orders", 1)
@@ -86,11 +89,11 @@ def test_installing_twice_loses_nothing(dsn: str, conn: Conn) -> None:
         lease = client.claim("orders", "w")
         assert lease is not None
         assert [message.id for message in lease] == [sent]
-        assert client.drift() == []
+        assert client.drift() == [], "queues and their messages are not drift"
     assert schema.installed_version(conn) == __version__
 
 
-def test_two_may_install_at_once(empty_dsn: str) -> None:
+def test_concurrent_installations_are_one(empty_dsn: str) -> None:
     def install(_: int) -> str | None:
         with psycopg.connect(empty_dsn, autocommit=True) as connection:
             schema.install(connection)
@@ -100,19 +103,15 @@ def test_two_may_install_at_once(empty_dsn: str) -> None:
         assert list(threads.map(install, range(4))) == [__version__] * 4
 
 
-def test_an_empty_database_has_no_version(empty: Conn) -> None:
+def test_empty_database_has_no_version(empty: Conn) -> None:
     assert schema.installed_version(empty) is None
     with pytest.raises(NotInstalled, match="no schema of Bartleby") as caught:
         schema.upgrade(empty)
     assert caught.value.hint == "run: bartleby install"
     assert empty.execute(EVERYTHING.encode()).fetchall() == []
-
-
-def test_an_upgrade_to_what_is_there_takes_no_step_and_restores_functions(conn: Conn) -> None:
-    conn.execute("create or replace function bartleby.version() returns text language sql as 'select ''0.1.0'''")
-    assert drift(conn) == [("function version()", "changed")]
-    assert schema.upgrade(conn) == []
-    assert drift(conn) == []
+    with empty.transaction(force_rollback=True):
+        schema.install(empty)
+    assert schema.installed_version(empty) is None
 
 
 def drift(conn: Conn) -> list[tuple[str, Any]]:
@@ -120,86 +119,60 @@ def drift(conn: Conn) -> list[tuple[str, Any]]:
     return [(str(name).replace(" bartleby.", " "), change) for name, change in found]
 
 
-def test_a_step_changes_tables_and_brings_new_functions(dsn: str, conn: Conn, later: NextVersions) -> None:
-    later.add("0.1.0", "0.2.0", "alter table bartleby.queue add column colour text default 'red';", GREET)
+def test_chain_of_steps_changes_tables_and_functions_in_order(dsn: str, conn: Conn, later: NextVersions) -> None:
+    later.add("0.1.0", "0.2.0", "alter table bartleby.queue add column colour text default 'red';")
+    later.add("0.2.0", "0.10.0", "alter table bartleby.queue rename column colour to shade;", GREET)
+    (later.folder / "upgrade" / "notes.sql").write_text("this is not a step")
     with Client(dsn) as client:
         client.create_queue("orders")
         sent = client.send("orders", 1)
-        assert schema.upgrade(conn, later.folder, "0.2.0") == ["0.1.0--0.2.0.sql"]
-        assert client.version() == "0.2.0"
+        assert schema.upgrade(conn, later.folder, "0.10.0") == ["0.1.0--0.2.0.sql", "0.2.0--0.10.0.sql"]
+        assert client.version() == "0.10.0"
         lease = client.claim("orders", "w")
         assert lease is not None
         assert [message.id for message in lease] == [sent]
         assert client.drift() == []
     assert conn.execute("select bartleby.greet()").fetchone() == ("hello",)
-    assert conn.execute("select colour from bartleby.queue").fetchone() == ("red",)
+    assert conn.execute("select shade from bartleby.queue").fetchone() == ("red",)
     assert conn.execute("select count(*) from bartleby.installation").fetchone() == (1,)
-    assert schema.upgrade(conn, later.folder, "0.2.0") == []
-
-
-def test_a_chain_of_steps_is_walked_in_order(conn: Conn, later: NextVersions) -> None:
-    later.add("0.1.0", "0.2.0", "alter table bartleby.queue add column colour text;")
-    later.add("0.2.0", "0.10.0", "alter table bartleby.queue rename column colour to shade;", GREET)
-    (later.folder / "upgrade" / "notes.sql").write_text("this is not a step")
-    assert schema.upgrade(conn, later.folder, "0.10.0") == ["0.1.0--0.2.0.sql", "0.2.0--0.10.0.sql"]
-    assert schema.installed_version(conn) == "0.10.0"
-    assert has_column(conn, "queue", "shade")
-    assert not has_column(conn, "queue", "colour")
-
-
-def test_a_step_that_does_not_record_its_version_is_refused(conn: Conn, later: NextVersions) -> None:
-    later.add("0.1.0", "0.2.0", "")
-    (later.folder / "upgrade" / "0.1.0--0.2.0.sql").write_text("alter table bartleby.queue add column colour text;")
-    with pytest.raises(VersionMismatch):
-        schema.upgrade(conn, later.folder, "0.2.0")
-    assert schema.installed_version(conn) == "0.1.0"
-    assert not has_column(conn, "queue", "colour")
-
-
-def test_where_a_step_is_missing_nothing_is_done_and_the_remedy_is_named(conn: Conn, later: NextVersions) -> None:
-    later.add("0.1.0", "0.2.0", "alter table bartleby.queue add column colour text;")
-    with pytest.raises(
-        VersionMismatch, match=r"has Bartleby 0\.1\.0, and there is no way from there to 0\.3\.0"
-    ) as caught:
-        schema.upgrade(conn, later.folder, "0.3.0")
-    assert "version of the package" in (caught.value.hint or "")
-    assert schema.installed_version(conn) == "0.1.0"
-    assert not has_column(conn, "queue", "colour")
-
-
-def test_an_older_package_does_not_touch_a_newer_schema(conn: Conn, later: NextVersions) -> None:
-    later.add("0.1.0", "0.2.0", "select 1;", GREET)
-    schema.upgrade(conn, later.folder, "0.2.0")
-    with pytest.raises(VersionMismatch, match=r"0\.2\.0 is installed here, and this is 0\.1\.0") as caught:
+    assert schema.upgrade(conn, later.folder, "0.10.0") == []
+    # an older package does not touch a newer schema
+    with pytest.raises(VersionMismatch, match=r"0\.10\.0 is installed here, and this is 0\.1\.0") as caught:
         schema.install(conn)
     assert caught.value.hint
     with pytest.raises(VersionMismatch):
         schema.upgrade(conn)
-    assert schema.installed_version(conn) == "0.2.0"
+    assert schema.installed_version(conn) == "0.10.0"
     assert function_exists(conn, "greet")
 
 
-def test_an_installation_over_an_older_schema_says_upgrade(conn: Conn, later: NextVersions) -> None:
-    later.add("0.1.0", "0.2.0", "select 1;", GREET)
-    with pytest.raises(VersionMismatch) as caught:
-        schema.install(conn, later.folder)
-    assert caught.value.hint == "run: bartleby upgrade"
-    assert not function_exists(conn, "greet")
-
-
-@pytest.mark.parametrize("where", ["step", "files"])
-def test_a_failure_in_the_middle_leaves_the_old_version(conn: Conn, later: NextVersions, where: str) -> None:
+def test_upgrade_that_is_impossible_changes_nothing(conn: Conn, later: NextVersions) -> None:
     later.add("0.1.0", "0.2.0", "alter table bartleby.queue add column colour text;", GREET)
-    later.add("0.2.0", "0.3.0", "select 1 / 0;" if where == "step" else "select 1;", "select 1 / 0;")
+    with pytest.raises(VersionMismatch) as older:
+        schema.install(conn, later.folder)
+    assert older.value.hint == "run: bartleby upgrade"
+    missing = r"has Bartleby 0\.1\.0, and there is no way from there to 0\.3\.0"
+    with pytest.raises(VersionMismatch, match=missing) as caught:
+        schema.upgrade(conn, later.folder, "0.3.0")
+    assert "version of the package" in (caught.value.hint or "")
+    # an error in the second step or in the files after it
+    later.add("0.2.0", "0.3.0", "select 1 / 0;")
     with pytest.raises(Exception, match="division by zero"):
         schema.upgrade(conn, later.folder, "0.3.0")
+    later.add("0.2.0", "0.3.0", "select 1;", "select 1 / 0;")
+    with pytest.raises(Exception, match="division by zero"):
+        schema.upgrade(conn, later.folder, "0.3.0")
+    # a step that does not record its version
+    (later.folder / "upgrade" / "0.1.0--0.2.0.sql").write_text("alter table bartleby.queue add column colour text;")
+    with pytest.raises(VersionMismatch):
+        schema.upgrade(conn, later.folder, "0.2.0")
     assert schema.installed_version(conn) == "0.1.0"
     assert not has_column(conn, "queue", "colour")
     assert not function_exists(conn, "greet")
     assert drift(conn) == []
 
 
-def test_an_upgrade_waits_for_an_open_sender_and_loses_nothing_of_it(
+def test_upgrade_waits_for_an_open_sender(
     dsn: str, connect: Callable[..., Conn], later: NextVersions, wait_for: Waiting, is_waiting: Callable[[], bool]
 ) -> None:
     later.add("0.1.0", "0.2.0", "alter table bartleby.log add column colour text;", GREET)
@@ -219,7 +192,7 @@ def test_an_upgrade_waits_for_an_open_sender_and_loses_nothing_of_it(
         assert [message.id for message in lease] == [sent]
 
 
-def test_an_upgrade_that_was_killed_half_way_can_be_run_again(
+def test_upgrade_that_was_killed_half_way_can_be_run_again(
     conn: Conn, connect: Callable[..., Conn], later: NextVersions, wait_for: Waiting, is_waiting: Callable[[], bool]
 ) -> None:
     later.add("0.1.0", "0.2.0", "alter table bartleby.queue add column colour text;", GREET)
@@ -247,7 +220,7 @@ def test_an_upgrade_that_was_killed_half_way_can_be_run_again(
     assert drift(conn) == []
 
 
-def test_two_upgrades_at_once_are_one(conn: Conn, connect: Callable[..., Conn], later: NextVersions) -> None:
+def test_concurrent_upgrades_are_one(conn: Conn, connect: Callable[..., Conn], later: NextVersions) -> None:
     later.add("0.1.0", "0.2.0", "alter table bartleby.queue add column colour text;", GREET)
     connections = [connect() for _ in range(3)]
     with ThreadPoolExecutor(3) as threads:
@@ -256,41 +229,33 @@ def test_two_upgrades_at_once_are_one(conn: Conn, connect: Callable[..., Conn], 
     assert schema.installed_version(conn) == "0.2.0"
 
 
-def test_what_was_changed_is_named_and_installing_again_restores_it(conn: Conn) -> None:
+def test_drift_is_listed_and_installing_again_restores_all_but_tables(conn: Conn) -> None:
     assert drift(conn) == []
     conn.execute("create function bartleby.mine() returns int language sql as 'select 1'")
     conn.execute("drop index bartleby.deferred_due")
     conn.execute("alter function bartleby.ack(bigint, bigint[]) security invoker")
     conn.execute("drop view bartleby.attempts")
+    conn.execute("alter table bartleby.queue add column colour text")
     assert drift(conn) == [
         ("function ack(bigint, bigint[])", "changed"),
         ("function mine()", "added"),
         ("index deferred_due", "missing"),
+        ("table queue", "changed"),
         ("view attempts", "missing"),
     ]
     conn.execute("drop function bartleby.mine()")
     schema.install(conn)
-    assert drift(conn) == []
-    assert conn.execute("select prosecdef from pg_proc where proname = 'ack'").fetchone() == (True,)
-
-
-def test_a_changed_table_stays_drift_until_it_is_mended(conn: Conn) -> None:
-    conn.execute("alter table bartleby.queue add column colour text")
-    schema.install(conn)
     assert drift(conn) == [("table queue", "changed")]
     conn.execute("alter table bartleby.queue drop column colour")
     assert drift(conn) == []
+    assert conn.execute("select prosecdef from pg_proc where proname = 'ack'").fetchone() == (True,)
+    conn.execute("create or replace function bartleby.version() returns text language sql as 'select ''0.1.0'''")
+    assert drift(conn) == [("function version()", "changed")]
+    assert schema.upgrade(conn) == []
+    assert drift(conn) == []
 
 
-def test_queues_are_no_drift(dsn: str, conn: Conn) -> None:
-    with Client(dsn) as client:
-        client.create_queue("orders")
-        client.send("orders", 1)
-        client.claim("orders", "w")
-        assert client.drift() == []
-
-
-def test_uninstalling_leaves_nothing(empty: Conn, empty_dsn: str, admin: Conn) -> None:
+def test_uninstalling_leaves_only_the_roles(empty: Conn, empty_dsn: str, admin: Conn) -> None:
     before = admin.execute(ROLES.encode()).fetchall()
     schema.install(empty)
     with Client(empty_dsn) as client:
@@ -298,14 +263,14 @@ def test_uninstalling_leaves_nothing(empty: Conn, empty_dsn: str, admin: Conn) -
         client.send("orders", 1)
     schema.uninstall(empty)
     assert empty.execute(EVERYTHING.encode()).fetchall() == []
-    # the roles are the cluster's: other databases of this server use them, so they are kept
+    # other databases of this server use the roles
     assert admin.execute(ROLES.encode()).fetchall() == before
     schema.uninstall(empty)
     schema.install(empty)
     assert schema.installed_version(empty) == __version__
 
 
-def test_the_last_to_uninstall_takes_the_roles_along(scratch: Path) -> None:
+def test_last_uninstallation_of_a_server_removes_the_roles(scratch: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="bartleby-test-", dir=scratch))
     with dev.start(folder) as alone, psycopg.connect(alone.dsn, autocommit=True) as connection:
         schema.install(connection)
@@ -316,34 +281,17 @@ def test_the_last_to_uninstall_takes_the_roles_along(scratch: Path) -> None:
     shutil.rmtree(folder)
 
 
-def printed() -> str:
-    done = CliRunner().invoke(cli, ["sql"])
-    assert done.exit_code == 0
-    return done.output
-
-
-def test_the_printed_sql_installs_through_the_driver(empty: Conn) -> None:
-    empty.execute(printed().encode())
-    assert schema.installed_version(empty) == __version__
-    assert drift(empty) == []
-
-
-def test_the_printed_sql_installs_through_psql(empty: Conn, empty_dsn: str) -> None:
+def test_printed_sql_installs_through_the_driver_and_through_psql(empty: Conn, empty_dsn: str) -> None:
+    printed = CliRunner().invoke(cli, ["sql"])
+    assert printed.exit_code == 0
+    assert not re.search(r"^\\", printed.output, re.MULTILINE), "a command of psql"
+    empty.execute(printed.output.encode())
+    assert (schema.installed_version(empty), drift(empty)) == (__version__, [])
     psql = shutil.which("psql", path=dev.find_binaries()) or shutil.which("psql")
     if psql is None:
         pytest.skip("there is no psql on this machine")
+    schema.uninstall(empty)
     command = [psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", empty_dsn]
-    done = subprocess.run(command, input=printed(), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=printed.output, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert schema.installed_version(empty) == __version__
-    assert drift(empty) == []
-
-
-def test_the_printed_sql_has_no_commands_of_psql() -> None:
-    assert not re.search(r"^\\", printed(), re.MULTILINE)
-
-
-def test_it_installs_inside_a_transaction_of_the_caller(empty: Conn) -> None:
-    with empty.transaction(force_rollback=True):
-        schema.install(empty)
-    assert schema.installed_version(empty) is None
+    assert (schema.installed_version(empty), drift(empty)) == (__version__, [])
