@@ -1,4 +1,4 @@
-"""The desk: permissions, queues that are theirs, secrets, and deeds in one's own name."""
+"""The service of all surfaces: permissions, limits to some queues, hidden values, and actions in one's own name."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -42,297 +42,274 @@ def desk(client: Client, role: str = "operator", *queues: str, hidden: tuple[str
     return Desk(principal, reader=client, operator=client, redaction=Redaction(hidden), request_id="r-1")
 
 
-class TestLetters:
-    def test_a_search_finds_only_what_is_theirs(self, client: Client) -> None:
-        ours, others = bury(client, [1, 2]), bury(client, [3], queue="vault")
-        held = desk(client, "reader", "orders")
-        assert {each.message_id for each in held.letters.page()} == set(ours)
-        assert held.letters.count().letters == 2
-        with pytest.raises(UnknownMessage, match=f"there is no dead letter {others[0]}"):
-            held.letters.one(others[0])
-
-    @pytest.mark.parametrize(
-        ("filter", "position"),
-        [
-            ("queue:vault", 7),
-            ("queue:vaults", 7),
-            ("-queue:vault", 8),
-            ("QUEUE:orders,vault", 14),
-            ('type:"a b" queue:"vault"', 18),
-            ('queue:"va\\ult"', 7),
-        ],
-    )
-    def test_a_queue_of_others_is_as_little_there_as_one_that_is_not(
-        self, client: Client, filter: str, position: int
-    ) -> None:
+def test_search_finds_only_letters_of_own_queues(client: Client) -> None:
+    ours, others = bury(client, [1, 2]), bury(client, [3], queue="vault")
+    reader = desk(client, "reader", "orders")
+    assert {each.message_id for each in reader.letters.page()} == set(ours)
+    assert reader.letters.count().letters == 2
+    with pytest.raises(UnknownMessage, match=f"there is no dead letter {others[0]}"):
+        reader.letters.one(others[0])
+    # a queue of others cannot be told from one that does not exist
+    filters = {
+        "queue:vault": 7, "queue:vaults": 7, "-queue:vault": 8, "QUEUE:orders,vault": 14,
+        'type:"a b" queue:"vault"': 18, 'queue:"va\\ult"': 7,
+    }  # fmt: skip
+    for filter, position in filters.items():
         with pytest.raises(InvalidFilter, match=r"invalid filter: there is no queue vaults?$") as wrong:
-            desk(client, "reader", "orders").letters.page(filter)
-        assert (wrong.value.hint, wrong.value.position) == ("yours are: orders", position)
+            reader.letters.page(filter)
+        assert (wrong.value.hint, wrong.value.position) == ("yours are: orders", position), filter
+    with pytest.raises(InvalidFilter, match=r"there is no queue vaul$") as missing:
+        desk(client, "reader", "orders", "vaul").letters.page("queue:vaul")
+    assert missing.value.hint == "yours are: orders, vaul"
+    for filter in ("queue:va*", '"queue:vault"', 'error:"x queue:vault"', "queue:orders id:99999"):
+        assert list(reader.letters.page(filter)) == [], filter
+    # a queue that was dropped does not prevent the search in the others
+    some, none = desk(client, "operator", "orders", "gone"), desk(client, "operator", "gone")
+    assert {each.message_id for each in some.letters.page()} == set(ours)
+    assert (list(none.letters.page()), none.letters.count("status:any").letters) == ([], 0)
+    assert some.letters.discard(Selection(ours), reason="spam").changed == 2
+    with pytest.raises(UnknownMessage):
+        none.letters.discard(Selection(ours), reason="spam")
+    (line,) = client.audit_log(action="letter.discard")
+    assert (line.actor, line.reason, line.request_id) == ("eva", "spam", "r-1")
 
-    @pytest.mark.parametrize(
-        "filter", ["queue:va*", "queue:orders", '"queue:vault"', 'error:"x queue:vault"', "-queue:v*"]
-    )
-    def test_other_filters_find_what_is_theirs(self, client: Client, filter: str) -> None:
-        bury(client, [1], queue="vault")
-        assert list(desk(client, "reader", "orders").letters.page(filter)) == []
 
-    def test_whoever_is_held_to_a_queue_that_was_dropped_finds_the_rest(self, client: Client) -> None:
-        ids = bury(client, [1])
-        bury(client, [2], queue="vault")
-        some, none = desk(client, "operator", "orders", "gone"), desk(client, "operator", "gone")
-        assert [each.message_id for each in some.letters.page()] == ids
-        assert list(none.letters.page()) == []
-        assert none.letters.count("status:any").letters == 0
-        assert some.letters.discard(Selection(ids), reason="spam").changed == 1
-        with pytest.raises(UnknownMessage):
-            none.letters.discard(Selection(ids), reason="spam")
+def test_refused_request_of_an_agent_is_in_the_audit(client: Client) -> None:
+    (one,) = bury(client, [{"password": SECRET}])
+    agent = desk(client, "agent")
+    with pytest.raises(Forbidden):
+        agent.letters.page(f"payload.password:{SECRET}")
+    with pytest.raises(Forbidden):
+        agent.replays.plan(ids=[one], patch=[{"op": "copy", "from": "/password", "path": "/x"}], reason="why")
+    lines = client.audit_log(action="access.refuse")
+    assert [each.subject for each in lines] == [{"permission": "reveal", "name": "password"}] * 2
+    assert SECRET not in str(client.audit_log())
 
-    def test_what_an_agent_asks_in_vain_is_in_the_audit(self, client: Client) -> None:
-        (one,) = bury(client, [{"password": SECRET}])
-        agent = desk(client, "agent")
-        with pytest.raises(Forbidden):
-            agent.letters.page(f"payload.password:{SECRET}")
-        with pytest.raises(Forbidden):
-            agent.replays.plan(ids=[one], patch=[{"op": "copy", "from": "/password", "path": "/x"}], reason="why")
-        lines = client.audit_log(action="access.refuse")
-        assert [each.subject for each in lines] == [{"permission": "reveal", "name": "password"}] * 2
-        assert SECRET not in str(client.audit_log())
 
-    def test_an_export_tells_of_every_plan_that_is_theirs(
-        self, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("bartleby.surfaces.desk.seat._MOST_PLANS", 2)
-        monkeypatch.setattr("bartleby.surfaces.desk.letters.LARGEST_PAGE", 2)
-        ids = bury(client, range(5))
-        plans = [client.plan_replay(ids=[each], actor="ana", reason="why") for each in ids]
-        for each in plans:
-            client.start_replay(each, actor="ana", reason="why")
-        client.advance_replays()
-        held = desk(client, "reader", "orders").letters.every("status:any", sort="id")
-        assert [each.replay_id for each in held] == plans
+def test_export_has_every_letter_and_plan_of_own_queues(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bartleby.surfaces.desk.seat._MOST_PLANS", 2)
+    monkeypatch.setattr("bartleby.surfaces.desk.letters.LARGEST_PAGE", 2)
+    ids = bury(client, range(5))
+    plans = [client.plan_replay(ids=[each], actor="ana", reason="why") for each in ids]
+    for each in plans:
+        client.start_replay(each, actor="ana", reason="why")
+    client.advance_replays()
+    held = desk(client, "reader", "orders").letters.every("status:any", sort="id")
+    assert [each.replay_id for each in held] == plans
 
-    def test_every_letter_comes_page_by_page(self, client: Client) -> None:
-        ids = bury(client, range(1100))
-        assert [each.message_id for each in desk(client).letters.every(sort="id")] == ids
 
-    def test_deeds_carry_name_reason_and_request(self, client: Client) -> None:
-        (one,) = bury(client, [1])
-        assert desk(client).letters.discard(Selection([one]), reason="spam").changed == 1
-        (line,) = client.audit_log(action="letter.discard")
-        assert (line.actor, line.reason, line.request_id) == ("eva", "spam", "r-1")
+def test_discards_of_one_request_are_undone(client: Client) -> None:
+    ids, other = bury(client, range(5)), bury(client, [9])
+    desk(client).letters.discard(Selection([ids[0], *ids[2:]]), reason="spam")
+    client.discard(other, actor="eva", reason="spam", request_id="r-2")
+    client.discard(ids[1:2], actor="ana", reason="spam", request_id="r-1")
+    assert desk(client).letters.undo("r-1", reason="oops").changed == 4
+    assert statuses(client, [*ids, *other]) == ["dead", "discarded", "dead", "dead", "dead", "discarded"]
+    assert desk(client).letters.undo("r-9", reason="oops").changed == 0
 
-    def test_what_one_request_has_discarded_is_undone(self, client: Client) -> None:
-        ids, other = bury(client, range(5)), bury(client, [9])
-        desk(client).letters.discard(Selection([ids[0], *ids[2:]]), reason="spam")
-        client.discard(other, actor="eva", reason="spam", request_id="r-2")
-        client.discard(ids[1:2], actor="ana", reason="spam", request_id="r-1")
-        assert desk(client).letters.undo("r-1", reason="oops").changed == 4
-        assert statuses(client, [*ids, *other]) == ["dead", "discarded", "dead", "dead", "dead", "discarded"]
-        assert desk(client).letters.undo("r-9", reason="oops").changed == 0
 
-    def test_a_selection_that_has_drifted_does_nothing(self, client: Client) -> None:
-        ids = bury(client, [1, 2])
-        with pytest.raises(PlanDrifted, match="3 letters were looked at, and now the filter finds 2"):
-            desk(client).letters.discard(Selection(filter="queue:orders", expected=3), reason="spam")
-        for queues in ((), ("orders",)):
-            with pytest.raises(InvalidArgument, match="an empty filter would mean every dead letter"):
-                desk(client, "operator", *queues).letters.discard(Selection(filter=" ", expected=2), reason="spam")
-            with pytest.raises(InvalidArgument, match="an empty filter would mean every dead letter"):
-                desk(client, "operator", *queues).letters.restore(Selection(filter="", expected=2), reason="spam")
-        with pytest.raises(InvalidArgument):
-            Selection()
-        assert statuses(client, ids) == ["dead", "dead"]
+def test_selection_that_has_drifted_or_is_empty_is_refused(client: Client) -> None:
+    ids = bury(client, [1, 2])
+    with pytest.raises(PlanDrifted, match="3 letters were looked at, and now the filter finds 2"):
+        desk(client).letters.discard(Selection(filter="queue:orders", expected=3), reason="spam")
+    for queues in ((), ("orders",)):
+        with pytest.raises(InvalidArgument, match="an empty filter would mean every dead letter"):
+            desk(client, "operator", *queues).letters.discard(Selection(filter=" ", expected=2), reason="spam")
+        with pytest.raises(InvalidArgument, match="an empty filter would mean every dead letter"):
+            desk(client, "operator", *queues).letters.restore(Selection(filter="", expected=2), reason="spam")
+    with pytest.raises(InvalidArgument):
+        Selection()
+    assert statuses(client, ids) == ["dead", "dead"]
 
-    @pytest.mark.parametrize("filter", ['error:"status: 500"', "status:discarded", "-STATUS:dead"])
-    def test_an_error_that_speaks_of_a_status_is_restored_like_any_other(self, client: Client, filter: str) -> None:
-        ids = bury(client, [1, 2], error="status: 500")
+
+def test_filter_that_mentions_a_status_restores_like_any_other(client: Client) -> None:
+    ids = bury(client, [1, 2], error="status: 500")
+    for filter in ('error:"status: 500"', "status:discarded", "-STATUS:dead"):
         client.discard(ids, actor="ana", reason="spam")
-        assert desk(client).letters.restore(Selection(filter=filter, expected=2), reason="no spam").changed == 2
+        assert desk(client).letters.restore(Selection(filter=filter, expected=2), reason="no spam").changed == 2, filter
         assert statuses(client, ids) == ["dead", "dead"]
 
-    def test_a_cycle_in_a_queue_that_is_not_theirs_is_left_out(self, client: Client) -> None:
-        (one,) = bury(client, [1], queue="vault", error="of the vault")
-        plan = client.plan_replay(ids=[one], to="orders", actor="ana", reason="why")
-        client.start_replay(plan, actor="ana", reason="why")
+
+def test_cycle_in_a_queue_of_others_is_left_out(client: Client) -> None:
+    (one,) = bury(client, [1], queue="vault", error="of the vault")
+    plan = client.plan_replay(ids=[one], to="orders", actor="ana", reason="why")
+    client.start_replay(plan, actor="ana", reason="why")
+    client.advance_replays()
+    bury(client, [], error="of orders")
+    letter = desk(client, "reader", "orders").letters.one(one)
+    assert (letter.queue, letter.error, letter.raw_history) == ("orders", "of orders", "[]")
+    assert [each.queue for each in desk(client, "reader", "orders").letters.attempts(one)] == ["orders"]
+    story = desk(client, "reader", "orders").letters.story(one)
+    assert [each.queue for each in story.attempts] == ["orders"]
+    assert "of the vault" in desk(client, "reader").letters.one(one).raw_history
+    assert "of the vault" not in desk(client, "operator", "orders").letters.reveal(one, reason="why").raw_history
+
+
+def test_message_that_moved_to_a_queue_of_others_is_not_in_its_story(client: Client) -> None:
+    (one,) = bury(client, [{"n": 1}])
+    patch = [{"op": "add", "path": "/of", "value": "the vault"}]
+    plan = client.plan_replay(ids=[one], to="vault", patch=patch, actor="ana", reason="why")
+    client.start_replay(plan, actor="ana", reason="why")
+    client.advance_replays()
+    held = desk(client, "reader", "orders").letters.story(one)
+    assert (held.message, held.queue, dict(held.plans), held.state) == (None, None, {}, "elsewhere")
+    assert "not yours" in "".join(each.text for each in entries(held, datetime.now(UTC)))
+    assert "why" not in str(entries(held, datetime.now(UTC)))
+    assert advice(held) == ["nothing"]
+    whole = desk(client, "reader").letters.story(one)
+    assert whole.message is not None
+    assert (whole.message.queue, whole.queue and whole.queue.name) == ("vault", "vault")
+
+
+def test_letter_does_not_show_a_plan_of_others(client: Client) -> None:
+    ours, (other,) = bury(client, [{"n": 1}, {"n": 2}]), bury(client, [{"n": 3}], queue="vault")
+    patch = [{"op": "add", "path": "/of", "value": "the vault"}]
+    both = client.plan_replay(ids=[ours[0], other], patch=patch, actor="ana", reason="for the vault")
+    own = client.plan_replay(ids=[ours[1]], actor="ana", reason="for orders")
+    for plan, reason in ((both, "for the vault"), (own, "for orders")):
+        client.start_replay(plan, actor="ana", reason=reason)
         client.advance_replays()
-        bury(client, [], error="of orders")
-        letter = desk(client, "reader", "orders").letters.one(one)
-        assert (letter.queue, letter.error, letter.raw_history) == ("orders", "of orders", "[]")
-        assert [each.queue for each in desk(client, "reader", "orders").letters.attempts(one)] == ["orders"]
-        story = desk(client, "reader", "orders").letters.story(one)
-        assert [each.queue for each in story.attempts] == ["orders"]
-        assert "of the vault" in desk(client, "reader").letters.one(one).raw_history
-        assert "of the vault" not in desk(client, "operator", "orders").letters.reveal(one, reason="why").raw_history
+    held = desk(client, "operator", "orders").letters
+    for first, second in (map(held.one, ours), (held.reveal(each, reason="why") for each in ours)):
+        assert (first.status, first.replay_id, first.replayed_by, first.replay_reason) == ("replayed", *[None] * 3)
+        assert first.raw_edited is None
+        assert (second.replay_id, second.replayed_by, second.replay_reason) == (own, "ana", "for orders")
+    assert desk(client, "operator").letters.one(ours[0]).replay_reason == "for the vault"
+    # what has died again in their queue is visible, and its history shows no more than before
+    bury(client, [], error="again")
+    again = held.one(ours[0])
+    assert (again.status, len(again.failure_history)) == ("dead", 1)
+    assert "the vault" not in again.raw_history
+    assert (again.failure_history[0]["replay_id"], again.failure_history[0]["edited"]) == (None, None)
 
-    def test_a_message_that_lives_on_in_another_queue_is_not_in_its_story(self, client: Client) -> None:
-        (one,) = bury(client, [{"n": 1}])
-        patch = [{"op": "add", "path": "/of", "value": "the vault"}]
-        plan = client.plan_replay(ids=[one], to="vault", patch=patch, actor="ana", reason="why")
-        client.start_replay(plan, actor="ana", reason="why")
-        client.advance_replays()
-        held = desk(client, "reader", "orders").letters.story(one)
-        assert (held.message, held.queue, dict(held.plans), held.state) == (None, None, {}, "elsewhere")
-        assert "not yours" in "".join(each.text for each in entries(held, datetime.now(UTC)))
-        assert "why" not in str(entries(held, datetime.now(UTC)))
-        assert advice(held) == ["nothing"]
-        whole = desk(client, "reader").letters.story(one)
-        assert whole.message is not None
-        assert (whole.message.queue, whole.queue and whole.queue.name) == ("vault", "vault")
 
-    def test_a_letter_tells_nothing_of_a_plan_that_is_not_theirs(self, client: Client) -> None:
-        ours, (other,) = bury(client, [{"n": 1}, {"n": 2}]), bury(client, [{"n": 3}], queue="vault")
-        patch = [{"op": "add", "path": "/of", "value": "the vault"}]
-        both = client.plan_replay(ids=[ours[0], other], patch=patch, actor="ana", reason="for the vault")
-        own = client.plan_replay(ids=[ours[1]], actor="ana", reason="for orders")
-        for plan, reason in ((both, "for the vault"), (own, "for orders")):
-            client.start_replay(plan, actor="ana", reason=reason)
-            client.advance_replays()
-        held = desk(client, "operator", "orders").letters
-        for first, second in (map(held.one, ours), (held.reveal(each, reason="why") for each in ours)):
-            assert (first.status, first.replay_id, first.replayed_by, first.replay_reason) == ("replayed", *[None] * 3)
-            assert first.raw_edited is None
-            assert (second.replay_id, second.replayed_by, second.replay_reason) == (own, "ana", "for orders")
-        assert desk(client, "operator").letters.one(ours[0]).replay_reason == "for the vault"
-        # what has died again in their queue is theirs, and what was before it is as little told
-        bury(client, [], error="again")
-        told = held.one(ours[0])
-        assert (told.status, len(told.failure_history)) == ("dead", 1)
-        assert "the vault" not in told.raw_history
-        assert (told.failure_history[0]["replay_id"], told.failure_history[0]["edited"]) == (None, None)
+def test_action_on_letters_of_two_queues_shows_only_one(client: Client) -> None:
+    ours, others = bury(client, [1]), bury(client, [2], queue="vault")
+    client.discard([*ours, *others], actor="ana", reason="spam")
+    (action,) = desk(client, "reader", "orders").letters.story(ours[0]).deeds
+    assert (action.subject, action.before, action.after) == ({"message_ids": str(ours[0])}, None, None)
 
-    def test_a_queue_of_theirs_that_is_not_there_does_not_tell_of_others(self, client: Client) -> None:
-        bury(client, [1], queue="vault")
-        with pytest.raises(InvalidFilter, match=r"there is no queue vaul$") as wrong:
-            desk(client, "reader", "orders", "vaul").letters.page("queue:vaul")
-        assert wrong.value.hint == "yours are: orders, vaul"
 
-    def test_a_deed_to_letters_of_two_queues_tells_of_one_only(self, client: Client) -> None:
-        ours, others = bury(client, [1]), bury(client, [2], queue="vault")
-        client.discard([*ours, *others], actor="ana", reason="spam")
-        (deed,) = desk(client, "reader", "orders").letters.story(ours[0]).deeds
-        assert (deed.subject, deed.before, deed.after) == ({"message_ids": str(ours[0])}, None, None)
-
-    @pytest.mark.parametrize("name", ["home.address", "home address", 'home"address', "home/address", "home:address"])
-    def test_a_name_with_anything_in_it_is_hidden_and_cannot_be_guessed(self, client: Client, name: str) -> None:
+def test_hidden_names_are_redacted_and_cannot_be_guessed(client: Client) -> None:
+    for name in ("home.address", "home address", 'home"address', "home/address", "home:address"):
         (one,) = bury(client, [{name: SECRET}])
         hidden = ("home address",)
         quoted = name.replace('"', '\\"')
         reader, agent = desk(client, "reader", hidden=hidden), desk(client, "agent", hidden=hidden)
-        assert SECRET not in str(reader.letters.one(one).raw)
+        assert SECRET not in str(reader.letters.one(one).raw), name
         with pytest.raises(Forbidden):
             reader.letters.page(f'payload."{quoted}":{SECRET}')
         pointer = "/" + name.replace("~", "~0").replace("/", "~1")
         with pytest.raises(Forbidden):
             agent.replays.plan(ids=[one], patch=[{"op": "copy", "from": pointer, "path": "/x"}], reason="why")
-        assert len(desk(client, hidden=hidden).letters.page(f'payload."{quoted}":{SECRET}')) == 1
+        assert len(desk(client, hidden=hidden).letters.page(f'payload."{quoted}":{SECRET}')) == 1, name
+    (one,) = bury(client, [{"email": SECRET}])
+    reader = desk(client, "reader", hidden=("e_mail",))
+    assert SECRET not in str(reader.letters.one(one).raw)
+    with pytest.raises(Forbidden, match="values of 'email' are hidden from eva"):
+        reader.letters.page(f"payload.email:{SECRET}")
+    # an attempt that will be retried has no letter yet, and its story is redacted too
+    sent = client.send("orders", {"password": SECRET})
+    lease = client.claim("orders", "web-1")
+    assert lease is not None
+    client.fail(lease.id, [Failure(lease.messages[0].position, "KeyError", f"password={SECRET}", delay=100)])
+    with pytest.raises(UnknownMessage):
+        reader.letters.attempts(sent)
+    story = reader.letters.story(sent)
+    assert (story.state, len(story.attempts)) == ("deferred", 1)
+    assert SECRET not in f"{story.message and story.message.raw}{story.attempts}"
 
-    def test_names_that_a_console_hides_are_hidden(self, client: Client) -> None:
-        (one,) = bury(client, [{"email": SECRET}])
-        reader = desk(client, "reader", hidden=("e_mail",))
-        assert SECRET not in str(reader.letters.one(one).raw)
-        with pytest.raises(Forbidden, match="values of 'email' are hidden from eva"):
-            reader.letters.page(f"payload.email:{SECRET}")
-        assert len(desk(client, hidden=("email",)).letters.page(f"payload.email:{SECRET}")) == 1
+
+def test_pages_of_groups_are_in_order_and_complete(client: Client) -> None:
+    for count, queue in ((1, "orders"), (3, "vault"), (2, "orders")):
+        bury(client, range(count), queue=queue, kind=f"Error{count}")
+    client.create_queue("other")
+    bury(client, range(9), queue="other")
+    client.tally()
+    held, found, after = desk(client, "reader", "orders", "vault"), [], None
+    while True:
+        page = held.groups.page(limit=1, after=after)
+        found += [each.dead for each in page]
+        if page.next is None:
+            break
+        dead, last = page.next.split("/")
+        after = int(dead), int(last)
+    assert found == [3, 2, 1]
 
 
-class TestGroups:
-    def test_pages_of_some_queues_are_in_order_and_complete(self, client: Client) -> None:
-        for count, queue in ((1, "orders"), (3, "vault"), (2, "orders")):
-            bury(client, range(count), queue=queue, kind=f"Error{count}")
-        client.create_queue("other")
-        bury(client, range(9), queue="other")
-        client.tally()
-        held, found, after = desk(client, "reader", "orders", "vault"), [], None
-        while True:
-            page = held.groups.page(limit=1, after=after)
-            found += [each.dead for each in page]
-            if page.next is None:
-                break
-            dead, last = page.next.split("/")
-            after = int(dead), int(last)
-        assert found == [3, 2, 1]
-
-    def test_a_group_of_another_queue_is_not_there(self, client: Client) -> None:
-        bury(client, [1], queue="vault")
-        client.tally()
-        (group,) = client.groups()
-        held = desk(client, "operator", "orders")
-        for look in (held.groups.one, held.groups.portrait, held.groups.versions, held.groups.replays):
-            with pytest.raises(UnknownGroup):
-                look(group.id)
+def test_group_of_another_queue_is_unknown(client: Client) -> None:
+    bury(client, [1], queue="vault")
+    client.tally()
+    (group,) = client.groups()
+    held = desk(client, "operator", "orders")
+    for look in (held.groups.one, held.groups.portrait, held.groups.versions, held.groups.replays):
         with pytest.raises(UnknownGroup):
-            held.groups.resolve(group.id, reason="why")
-
-    def test_a_split_compares_every_digit(self, client: Client) -> None:
-        big = "100000000000000000000000000000000000001"
-        desk(client).queues.send_exactly("orders", [{"payload": parsed(f'{{"n": {big}}}')}])
-        bury(client, [{"n": 1e38}])
-        (group,) = client.groups(everything=True)
-        made = desk(client).groups.split(group.id, "payload.n", Exact(big), reason="two bugs")
-        client.regroup()
-        assert [each.group_id for each in client.dead_letters("payload.n:*", sort="id")] == [made, group.id]
+            look(group.id)
+    with pytest.raises(UnknownGroup):
+        held.groups.resolve(group.id, reason="why")
 
 
-class TestReplays:
-    def test_what_was_tried_with_a_group_is_told_without_plans_of_other_queues(self, client: Client) -> None:
-        (one,), (other,) = bury(client, [1]), bury(client, [2], queue="vault")
-        client.tally()
-        (group,) = client.groups("orders")
-        own = client.plan_replay(ids=[one], actor="ana", reason="ours")
-        client.plan_replay(ids=[one, other], actor="ana", reason="of both")
-        held = desk(client, "reader", "orders")
-        assert [each.replay_id for each in held.groups.replays(group.id)] == [own]
-        assert [each.id for each in held.replays.every()] == [own]
-        assert len(desk(client, "reader").groups.replays(group.id)) == 2
-
-    def test_a_plan_into_their_queue_out_of_another_is_not_there(self, client: Client) -> None:
-        (other,) = bury(client, [2], queue="vault")
-        plan = client.plan_replay(ids=[other], to="orders", actor="ana", reason="why")
-        with pytest.raises(UnknownReplay):
-            desk(client, "operator", "orders").replays.changes(plan, [other])
-        assert desk(client, "operator", "orders", "vault").replays.one(plan).id == plan
-
-    def test_whose_plan_it_is_is_found_out_without_reading_its_letters(
-        self, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        ids = [*bury(client, range(600)), *bury(client, [1], queue="vault")]
-        plan = client.plan_replay(ids=ids, to="orders", actor="ana", reason="why")
-
-        def read(*_: object, **__: object) -> None:
-            raise AssertionError("payloads are read")
-
-        monkeypatch.setattr(Client, "dead_letters", read)
-        assert desk(client, "reader", "orders").replays.every() == []
-        assert [each.id for each in desk(client, "reader", "orders", "vault").replays.every()] == [plan]
-
-    def test_a_plan_of_a_queue_that_was_dropped_is_not_theirs(self, client: Client) -> None:
-        bury(client, [2], queue="vault")
-        plan = client.plan_replay("queue:vault payload:2", actor="ana", reason="why")
-        client.drop_queue("vault", force=True, actor="ana", reason="why")
-        held = desk(client, "reader", "orders")
-        with pytest.raises(UnknownReplay):
-            held.replays.one(plan)
-        assert held.replays.every() == []
-        assert desk(client, "reader").replays.one(plan).filter == "queue:vault payload:2"
-
-    def test_an_agent_cannot_have_previews_without_end(self, client: Client) -> None:
-        ids, agent = bury(client, [1]), desk(client, "agent")
-        for _ in range(MOST_DRAFTS):
-            agent.replays.plan(ids=ids, reason="why", preview=True)
-        with pytest.raises(WrongState, match="20 drafts of eva wait"):
-            agent.replays.plan(ids=ids, reason="why", preview=True)
+def test_split_compares_every_digit(client: Client) -> None:
+    big = "100000000000000000000000000000000000001"
+    desk(client).queues.send_exactly("orders", [{"payload": parsed(f'{{"n": {big}}}')}])
+    bury(client, [{"n": 1e38}])
+    (group,) = client.groups(everything=True)
+    made = desk(client).groups.split(group.id, "payload.n", Exact(big), reason="two bugs")
+    client.regroup()
+    assert [each.group_id for each in client.dead_letters("payload.n:*", sort="id")] == [made, group.id]
 
 
-class TestQueues:
-    def test_no_route_leads_to_a_queue_that_is_not_theirs(self, client: Client) -> None:
-        held = desk(client, "admin", "orders")
-        for key in ("dead_letter_to", "invalid_to"):
-            with pytest.raises(UnknownQueue, match="there is no queue 'vault'"):
-                held.queues.configure("orders", {key: "vault"}, reason="why")
-        assert held.queues.configure("orders", {"max_attempts": 3}, reason="why").name == "orders"
+def test_plans_of_other_queues_are_unknown(client: Client) -> None:
+    (one,), (other,) = bury(client, [1]), bury(client, [2], queue="vault")
+    client.tally()
+    (group,) = client.groups("orders")
+    own = client.plan_replay(ids=[one], actor="ana", reason="ours")
+    client.plan_replay(ids=[one, other], actor="ana", reason="of both")
+    held = desk(client, "reader", "orders")
+    assert [each.replay_id for each in held.groups.replays(group.id)] == [own]
+    assert [each.id for each in held.replays.every()] == [own]
+    assert len(desk(client, "reader").groups.replays(group.id)) == 2
+    plan = client.plan_replay(ids=[other], to="orders", actor="ana", reason="why")
+    with pytest.raises(UnknownReplay):
+        desk(client, "operator", "orders").replays.changes(plan, [other])
+    assert desk(client, "operator", "orders", "vault").replays.one(plan).id == plan
+    gone = client.plan_replay("queue:vault payload:2", actor="ana", reason="why")
+    client.drop_queue("vault", force=True, actor="ana", reason="why")
+    with pytest.raises(UnknownReplay):
+        held.replays.one(gone)
+    assert [each.id for each in held.replays.every()] == [own]
+    assert desk(client, "reader").replays.one(gone).filter == "queue:vault payload:2"
 
 
-def test_without_an_operator_nothing_can_be_changed(client: Client) -> None:
+def test_queues_of_a_plan_are_found_without_reading_payloads(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [*bury(client, range(600)), *bury(client, [1], queue="vault")]
+    plan = client.plan_replay(ids=ids, to="orders", actor="ana", reason="why")
+
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("payloads are read")
+
+    monkeypatch.setattr(Client, "dead_letters", read)
+    assert desk(client, "reader", "orders").replays.every() == []
+    assert [each.id for each in desk(client, "reader", "orders", "vault").replays.every()] == [plan]
+
+
+def test_previews_of_an_agent_are_limited(client: Client) -> None:
+    ids, agent = bury(client, [1]), desk(client, "agent")
+    for _ in range(MOST_DRAFTS):
+        agent.replays.plan(ids=ids, reason="why", preview=True)
+    with pytest.raises(WrongState, match="20 drafts of eva wait"):
+        agent.replays.plan(ids=ids, reason="why", preview=True)
+
+
+def test_route_to_a_queue_of_others_is_refused(client: Client) -> None:
+    held = desk(client, "admin", "orders")
+    for key in ("dead_letter_to", "invalid_to"):
+        with pytest.raises(UnknownQueue, match="there is no queue 'vault'"):
+            held.queues.configure("orders", {key: "vault"}, reason="why")
+    assert held.queues.configure("orders", {"max_attempts": 3}, reason="why").name == "orders"
+
+
+def test_nothing_can_be_changed_without_an_operator_pool(client: Client) -> None:
     (one,) = bury(client, [1])
     only = Desk(Principal("eva", Role.ADMIN), reader=client, operator=None)
     assert only.letters.one(one).message_id == one
@@ -340,7 +317,7 @@ def test_without_an_operator_nothing_can_be_changed(client: Client) -> None:
         only.letters.discard(Selection([one]), reason="why")
 
 
-def test_a_line_of_the_audit_keeps_ids_and_hides_secrets(client: Client) -> None:
+def test_line_of_the_audit_keeps_ids_and_hides_secrets(client: Client) -> None:
     token = client.add_token("token", "x", "0" * 64, "reader", actor="ana", reason=f"password={SECRET}")
     client.revoke_token(token, actor="ana", reason="why")
     lines = desk(client, "reader").office.audit()
@@ -348,7 +325,7 @@ def test_a_line_of_the_audit_keeps_ids_and_hides_secrets(client: Client) -> None
     assert SECRET not in str(lines)
 
 
-def test_the_overview_of_somebody_who_is_held_has_no_sinks(client: Client) -> None:
+def test_overview_of_some_queues_has_no_sinks(client: Client) -> None:
     bury(client, [1]), bury(client, [2], queue="vault")
     client.tally()
     seen = desk(client, "reader", "orders").overview()
@@ -356,16 +333,3 @@ def test_the_overview_of_somebody_who_is_held_has_no_sinks(client: Client) -> No
         ["orders"], ["orders"], None,
     )  # fmt: skip
     assert desk(client, "reader").overview().sinks == []
-
-
-def test_an_attempt_that_will_be_tried_again_has_no_letter_yet(client: Client) -> None:
-    sent = client.send("orders", {"password": SECRET})
-    lease = client.claim("orders", "web-1")
-    assert lease is not None
-    client.fail(lease.id, [Failure(lease.messages[0].position, "KeyError", f"password={SECRET}", delay=100)])
-    reader = desk(client, "reader")
-    with pytest.raises(UnknownMessage):
-        reader.letters.attempts(sent)
-    story = reader.letters.story(sent)
-    assert (story.state, len(story.attempts)) == ("deferred", 1)
-    assert SECRET not in f"{story.message and story.message.raw}{story.attempts}"
