@@ -1,5 +1,6 @@
 """What is measured in time, or kills processes: starts of the embedded PostgreSQL, and waits of a client."""
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -7,14 +8,18 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from bartleby import dev
+from bartleby import dev, link
+from bartleby.calls import Call
+from bartleby.config import Settings
+from bartleby.link import Link
 from tests.client.test_dev import kill_without_reaping, query
+from tests.client.test_link import LONG, PID, Conn, until_busy
 
 
 @pytest.fixture
@@ -103,3 +108,57 @@ def test_orphan_of_a_killed_server_is_waited_for(place: Path, wait_for: Callable
     with found[0] as second:
         assert query(second.dsn, "select n from kept") == [(42,)]
     first.stop()
+
+
+# Links of a worker whose loop was held up
+
+
+@pytest.fixture
+async def links(dsn: str) -> AsyncIterator[Callable[..., Link]]:
+    made: list[Link] = []
+
+    def make(deadline: float = 30.0) -> Link:
+        made.append(Link(Settings(dsn=dsn), "claims", deadline=deadline))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.close()
+
+
+async def test_next_statement_in_line_has_the_whole_deadline(links: Callable[..., Link]) -> None:
+    made = links()
+    await made.run(PID)
+    made.deadline = 2.0
+    nap: Call[int] = Call("select 1 from pg_sleep(0.25)", (), lambda rows: int(rows[0][0]))
+    assert await asyncio.gather(*(made.run(nap) for _ in range(10))) == [1] * 10
+
+
+async def test_answer_is_taken_though_the_loop_was_held_up(links: Callable[..., Link], conn: Conn) -> None:
+    made = links()
+    pid = await made.run(PID)
+    conn.execute("select pg_advisory_lock(1)")
+    waiting: Call[int] = Call("select 7 from pg_advisory_lock(1)", (), lambda rows: int(rows[0][0]))
+    assert made._connection is not None
+    await made._connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)  # begin and commit, as well
+    made.deadline = 2.0
+    running = asyncio.create_task(made.run(waiting))
+    await until_busy(conn, pid)
+    conn.execute("select pg_advisory_unlock(1)")
+    time.sleep(2.7)  # noqa: ASYNC251 - as a handler would that blocks
+    assert await running == 7
+    made.deadline = 30.0
+    assert await made.run(PID) == pid
+
+
+async def test_loop_that_was_held_up_waits_only_a_moment_more(links: Callable[..., Link], conn: Conn) -> None:
+    made = links()
+    pid = await made.run(PID)
+    made.deadline = 2.0
+    running = asyncio.create_task(made.run(LONG))
+    await until_busy(conn, pid)
+    time.sleep(2.7)  # noqa: ASYNC251 - as a handler would that blocks
+    began = time.monotonic()
+    with pytest.raises(psycopg.errors.ConnectionTimeout):
+        await running
+    assert link._HELD_UP - 0.1 < time.monotonic() - began < link._HELD_UP + 20
