@@ -1,10 +1,8 @@
-"""The reconciler: what a bus has lost after it acknowledged it comes back, and nothing else does."""
+"""The reconciler: events that a bus acknowledged and lost are sent again, and no others."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,10 +12,8 @@ from bartleby import AsyncClient, Client
 from bartleby.errors import UnknownSink
 from bartleby.events import Sink
 from bartleby.reconciling import Found, Reconciler
-from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Published, Refused
 from tests.kit.relay import ANA, Bus, add, die, relaying, sink
-from tests.kit.sinks.harness_nats import Harness, connected
 from tests.kit.worker import until
 
 Conn = psycopg.Connection[tuple[Any, ...]]
@@ -33,17 +29,17 @@ def client(dsn: str) -> Iterator[Client]:
 
 
 class Shelf(Bus):
-    """A bus that can be asked what it has."""
+    """A bus that can list what it has."""
 
     async def ids(self, since: datetime, until: datetime) -> AsyncIterator[str]:
         assert since < until
-        yield "what others have put there"
+        yield "of another program"
         yield "00000000.x"
         for each in self.events:
             yield each["id"]
 
 
-async def looked(dsn: str, bus: Any, *, again: bool = False) -> Found:
+async def look(dsn: str, bus: Any, *, again: bool = False) -> Found:
     now = datetime.now(UTC)
     async with AsyncClient(dsn) as opened:
         reconciler = Reconciler(opened, "bus")
@@ -53,7 +49,7 @@ async def looked(dsn: str, bus: Any, *, again: bool = False) -> Found:
         return found
 
 
-def test_only_what_is_missing_is_sent_again(client: Client, dsn: str) -> None:
+def test_only_missing_events_are_sent_again(client: Client, dsn: str) -> None:
     bus = Shelf()
     add(client, types=["dead_letter.*", "group.opened"])
     with relaying(dsn, {"bus": bus}):
@@ -62,43 +58,36 @@ def test_only_what_is_missing_is_sent_again(client: Client, dsn: str) -> None:
         until(lambda: sink(client).waiting == 0)
         everything = list(bus.events)
         assert len(everything) == 11
-        assert asyncio.run(looked(dsn, bus)).events == 0
+        assert asyncio.run(look(dsn, bus)).events == 0
         lost = {everything[0]["id"], everything[3]["id"], bus.of("dead_letter.discarded")[2]["id"]}
         bus.events = [each for each in bus.events if each["id"] not in lost]
-        found = asyncio.run(looked(dsn, bus, again=True))
+        found = asyncio.run(look(dsn, bus, again=True))
         assert (found.looked, found.events) == (11, 3)
         assert [each for each in found.references() if "ordinals" in each] == [
             {"event": int(everything[7]["id"].split(".")[1]), "ordinals": [3]}
         ]
         until(lambda: len(bus.events) == 11)
-        assert asyncio.run(looked(dsn, bus)).events == 0
+        assert asyncio.run(look(dsn, bus)).events == 0
     by_id = {each["id"]: each for each in everything}
     assert {each["id"]: each for each in bus.events} == by_id
     [line] = client.audit_log(action="sink.emit_again")
     assert line.actor == "ana"
 
 
-def test_what_the_sink_has_refused_is_not_missing(client: Client, dsn: str) -> None:
+def test_refused_and_waiting_events_are_not_missing(client: Client, dsn: str) -> None:
     bus = Shelf(lambda event: Refused("no") if event["sequence"] == "2" else Published())
     add(client, types=["dead_letter.*"])
+    died = die(client, 3)
+    found = asyncio.run(look(dsn, bus))
+    assert (found.looked, found.events, sink(client).waiting) == (0, 0, 3)
     with relaying(dsn, {"bus": bus}):
-        died = die(client, 3)
         client.discard(died[:2], **ANA)
         until(lambda: sink(client).waiting == 0 and sink(client).refused == 2)
-        found = asyncio.run(looked(dsn, bus))
+        found = asyncio.run(look(dsn, bus))
     assert (found.looked, found.events, len(bus.events)) == (5, 0, 3)
 
 
-def test_what_still_waits_is_left_out(client: Client, dsn: str) -> None:
-    bus = Shelf(down="gone")
-    add(client)
-    die(client, 3)
-    found = asyncio.run(looked(dsn, bus))
-    assert (found.looked, found.events) == (0, 0)
-    assert sink(client).waiting
-
-
-def test_what_was_sent_again_and_still_waits_is_not_sent_once_more(client: Client, dsn: str, conn: Conn) -> None:
+def test_event_that_was_sent_again_and_waits_is_not_sent_once_more(client: Client, dsn: str, conn: Conn) -> None:
     bus = Shelf()
     add(client, types=["dead_letter.*"])
     with relaying(dsn, {"bus": bus}):
@@ -106,64 +95,28 @@ def test_what_was_sent_again_and_still_waits_is_not_sent_once_more(client: Clien
         until(lambda: sink(client).waiting == 0)
     conn.execute("update bartleby.event set created_at = created_at - interval '1 hour'")
     bus.events.clear()
-    assert asyncio.run(looked(dsn, bus, again=True)).events == 5
-    found = asyncio.run(looked(dsn, bus, again=True))
+    assert asyncio.run(look(dsn, bus, again=True)).events == 5
+    found = asyncio.run(look(dsn, bus, again=True))
     assert (found.looked, found.events, sink(client).waiting) == (0, 0, 5)
     with relaying(dsn, {"bus": bus}):
         until(lambda: sink(client).waiting == 0)
     bus.events.pop()
-    assert asyncio.run(looked(dsn, bus, again=True)).events == 1
+    assert asyncio.run(look(dsn, bus, again=True)).events == 1
 
 
-def test_what_happens_meanwhile_is_not_missing(client: Client, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def looked_at(self: Reconciler) -> Sink:
+def test_event_that_comes_meanwhile_is_not_missing(client: Client, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def while_an_event_comes(self: Reconciler) -> Sink:
         found = await usual(self)
         die(client, 1)  # nothing has waited
         return found
 
     usual = Reconciler.sink
     add(client, types=["dead_letter.*"])
-    monkeypatch.setattr(Reconciler, "sink", looked_at)
-    assert asyncio.run(looked(dsn, Shelf())).events == 0
+    monkeypatch.setattr(Reconciler, "sink", while_an_event_comes)
+    assert asyncio.run(look(dsn, Shelf())).events == 0
     assert sink(client).waiting == 1
 
 
-def test_a_sink_that_nobody_knows(dsn: str, client: Client) -> None:
+def test_unknown_sink_is_refused(dsn: str, client: Client) -> None:
     with pytest.raises(UnknownSink):
-        asyncio.run(looked(dsn, Shelf()))
-
-
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[Harness]:
-    if missing := Harness.missing():
-        pytest.skip(missing)
-    server = Harness(tmp_path)
-    asyncio.run(server.start())
-    yield server
-    asyncio.run(server.stop())
-
-
-async def delete_stream(port: int) -> None:
-    async with connected([port]) as opened:
-        await opened.jetstream().delete_stream("bartleby")
-
-
-def test_a_stream_that_was_deleted_behind_our_back_comes_back(client: Client, dsn: str, nats: Harness) -> None:
-    client.put_sink("bus", "nats", {"options": nats.options(), "types": ["dead_letter.*"]}, **ANA)
-    publisher = open_publisher("nats", nats.options(), 2.0)
-    client.put_sink("bus", "nats", {"options": {"name": "bus"}}, **ANA)
-    with relaying(dsn, {"bus": publisher}):
-        died = die(client, 50)
-        until(lambda: sink(client).published == 50)
-        asyncio.run(delete_stream(nats.port))
-        reader = open_publisher("nats", nats.options(), 2.0)
-        client.pause_sink("bus", **ANA)
-        die(client, 1)
-        client.resume_sink("bus", **ANA)
-        until(lambda: sink(client).waiting == 0, 30)
-        found = asyncio.run(looked(dsn, reader, again=True))
-        assert found.events == 50
-        until(lambda: sink(client).waiting == 0, 30)
-        assert asyncio.run(looked(dsn, reader)).events == 0
-    arrived = asyncio.run(nats.arrived())
-    assert set(died) <= {json.loads(each.body or b"")["data"]["message_id"] for each in arrived}
+        asyncio.run(look(dsn, Shelf()))

@@ -1,4 +1,4 @@
-"""The relay and a real NATS server that stops, is killed and hangs: every event is in the stream in the end, once."""
+"""The relay and a real NATS server that stops, is killed, hangs or loses its stream: no event is lost."""
 
 import asyncio
 import json
@@ -12,9 +12,11 @@ import pytest
 from bartleby import Client
 from bartleby.config import Settings
 from bartleby.relay import Relay
-from tests.kit.relay import ANA, die, sink
-from tests.kit.sinks.harness_nats import Harness
+from bartleby.sinks import open_publisher
+from tests.kit.relay import ANA, die, relaying, sink
+from tests.kit.sinks.harness_nats import Harness, connected
 from tests.kit.worker import Running, until
+from tests.relay.test_reconciling import look
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def hang(nats: Harness) -> Awaitable[None]:
 
 
 @pytest.mark.parametrize("trouble", [stop, kill, hang])
-def test_an_outage_costs_no_event(
+def test_outage_loses_no_event(
     client: Client, nats: Harness, relay: Running, trouble: Callable[[Harness], Awaitable[None]]
 ) -> None:
     died = die(client, 20)
@@ -83,7 +85,7 @@ def test_an_outage_costs_no_event(
         assert [each["sequence"] for each in found if each["data"]["message_id"] == message] == ["1", "2"]
 
 
-def test_a_server_that_is_killed_again_and_again(client: Client, nats: Harness, relay: Running) -> None:
+def test_server_that_is_killed_repeatedly_loses_no_event(client: Client, nats: Harness, relay: Running) -> None:
     died: list[int] = []
     enough = threading.Event()
 
@@ -110,3 +112,29 @@ def test_a_server_that_is_killed_again_and_again(client: Client, nats: Harness, 
 
 async def _do(trouble: Callable[[Harness], Awaitable[None]], nats: Harness) -> None:
     await trouble(nats)
+
+
+async def delete_stream(port: int) -> None:
+    async with connected([port]) as opened:
+        await opened.jetstream().delete_stream("bartleby")
+
+
+def test_events_of_a_deleted_stream_are_sent_again(client: Client, dsn: str, nats: Harness) -> None:
+    client.put_sink("bus", "nats", {"options": nats.options(), "types": ["dead_letter.*"]}, **ANA)
+    publisher = open_publisher("nats", nats.options(), 2.0)
+    client.put_sink("bus", "nats", {"options": {"name": "bus"}}, **ANA)
+    with relaying(dsn, {"bus": publisher}):
+        died = die(client, 50)
+        until(lambda: sink(client).published == 50)
+        asyncio.run(delete_stream(nats.port))
+        reader = open_publisher("nats", nats.options(), 2.0)
+        client.pause_sink("bus", **ANA)
+        die(client, 1)
+        client.resume_sink("bus", **ANA)
+        until(lambda: sink(client).waiting == 0, 30)
+        found = asyncio.run(look(dsn, reader, again=True))
+        assert found.events == 50
+        until(lambda: sink(client).waiting == 0, 30)
+        assert asyncio.run(look(dsn, reader)).events == 0
+    arrived = asyncio.run(nats.arrived())
+    assert set(died) <= {json.loads(each.body or b"")["data"]["message_id"] for each in arrived}
