@@ -115,7 +115,16 @@ def die(client: Client, count: int = 1, queue: str = "orders", **failure: Any) -
     return died
 
 
+def die_together(client: Client, payloads: Sequence[object]) -> list[int]:
+    """Let messages die in one transaction: one event row stands for all of them."""
+    sent = client.send_many("orders", [{"payload": payload} for payload in payloads])
+    lease = client.claim("orders", "web-1", limit=len(payloads))
+    assert lease is not None
+    client.fail(lease.id, [Failure(each.position, "KeyError", "'x'", verdict="dead") for each in lease.messages])
+    return list(sent)
+
+
 def sink(client: Client, name: str = "bus") -> Sink:
-    """Return a sink as it does now."""
+    """Return the current state of a sink."""
     [found] = [each for each in client.sinks() if each.name == name]
     return found
