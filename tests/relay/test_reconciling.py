@@ -111,12 +111,9 @@ def test_event_that_comes_meanwhile_is_not_missing(client: Client, dsn: str, mon
         return found
 
     usual = Reconciler.sink
+    with pytest.raises(UnknownSink):
+        asyncio.run(look(dsn, Shelf()))
     add(client, types=["dead_letter.*"])
     monkeypatch.setattr(Reconciler, "sink", while_an_event_comes)
     assert asyncio.run(look(dsn, Shelf())).events == 0
     assert sink(client).waiting == 1
-
-
-def test_unknown_sink_is_refused(dsn: str, client: Client) -> None:
-    with pytest.raises(UnknownSink):
-        asyncio.run(look(dsn, Shelf()))
