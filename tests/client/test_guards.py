@@ -16,8 +16,7 @@ import pydantic
 import pytest
 from psycopg import errors
 
-from bartleby import AlreadyHandled, Bartleby, Message, Retry, Snooze, heartbeat, janitor, outcomes, supervisor
-from bartleby.config import Settings
+from bartleby import AlreadyHandled, Bartleby, Message, Retry, Snooze, heartbeat, outcomes, supervisor
 from bartleby.holding import Holding
 from bartleby.worker import Worker
 from tests.kit.guards import BOTH, Conn, endless, handled_by, make_solo, refused
@@ -456,7 +455,7 @@ def test_until_idle_does_not_log_at_every_look_that_a_breaker_is_open(app: Bartl
     assert 1 <= len(told.of("worker.gave_up")) < 10
 
 
-# Processes and upkeep
+# Processes
 
 
 def test_child_that_cannot_be_started_now_does_not_end_the_others(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,20 +471,3 @@ def test_child_that_cannot_be_started_now_does_not_end_the_others(told: Told, mo
     made = supervisor.Supervisor([sys.executable, "-c", ""], {}, 2, 1.0)
     assert made.run() == 0
     assert len(told.of("worker.not_started")) == 1
-
-
-async def test_next_round_prunes_the_rest(dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(janitor, "_LITTLE", 10)
-    monkeypatch.setattr(janitor, "_SPELL", 0)
-    conn.execute("select bartleby.create_queue('orders')")
-    conn.execute(
-        "insert into bartleby.handled (consumer, key, queue, handled_at)"
-        " select 'orders', 'id:' || n, q.id, now() - interval '1 year' from bartleby.queue q, generate_series(1, 25) n"
-    )
-    upkeep = janitor.Janitor(Settings(dsn=dsn), "me")
-    try:
-        for left in (15, 5, 0, 0):
-            await upkeep.round()
-            assert row(conn, "select count(*) from bartleby.handled") == left
-    finally:
-        await upkeep._link.close()

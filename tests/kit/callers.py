@@ -1,4 +1,4 @@
-"""A caller's transaction in every library that is supported, behind one face: tests are written once."""
+"""A caller's transaction in every supported library, with one interface for tests."""
 
 import asyncio
 import os
@@ -21,13 +21,13 @@ from sqlalchemy.ext import asyncio as alchemy
 from bartleby import Message
 from bartleby.app import Bartleby
 
-# Django asks that its connections are not used where an event loop runs, and pytest-asyncio may have one.
+# Django refuses to use a connection where an event loop runs, and pytest-asyncio may run one.
 os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A transaction that somebody has begun. `app` has the verbs with this connection given, as plain functions."""
+    """A transaction that has begun, and the verbs of an app that are run in it, as plain functions."""
 
     connection: Any
     execute: Callable[[str], object]

@@ -1,4 +1,4 @@
-"""What tests of a worker's guards share."""
+"""Handlers, messages and refusals for tests of a worker's guards."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["def", "async def"
 
 
 def make_solo(app: Bartleby, conn: Conn, queue: str, count: int = 1) -> int:
-    """Send messages whose first worker dies, so that they come back to run alone; the queue is paused then."""
+    """Send messages whose first worker dies, so that they have to run alone; pause their queue."""
     app.client.create_queue(queue)
     sent = list(app.send_many(queue, [{"payload": "solo"}] * count))
     with Client(app.settings.dsn) as victim:
@@ -60,7 +60,7 @@ def endless(cancelled: threading.Event, *, awaited: bool) -> Callable[[Message],
 
 @contextlib.contextmanager
 def refused(conn: Conn, sqlstate: str = "XX000") -> Iterator[None]:
-    """Let the server refuse every ack, in a way that trying again does not help."""
+    """Let the server refuse every ack with an error for which a retry does not help."""
     conn.execute("alter function bartleby.ack(bigint, bigint[]) rename to ack_away")
     conn.execute(
         f"create function bartleby.ack(p_lease_id bigint, p_positions bigint[] default null) returns void language"

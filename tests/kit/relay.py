@@ -26,7 +26,7 @@ ANA: dict[str, Any] = {"actor": "ana", "reason": "so it is"}
 
 
 class Bus:
-    """A sink. `answer` says what becomes of an event; `down` is why it takes nothing."""
+    """A sink. `answer` gives the outcome of an event; `down` is the reason why it takes none."""
 
     def __init__(self, answer: Callable[[Event], Outcome] | None = None, down: str | None = None) -> None:
         self.down = down

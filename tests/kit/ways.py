@@ -1,4 +1,4 @@
-"""Every way to run calls, behind one face: tests are written once, as if all of them were plain functions."""
+"""Every way to run calls, with one interface for tests: all verbs are plain functions."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -14,7 +14,7 @@ from bartleby.client import AsyncRunner, Runner
 
 @dataclass(frozen=True)
 class Transaction:
-    """A caller's own transaction, and the verbs as a part of it."""
+    """A transaction of the caller, and the verbs that are run in it."""
 
     api: Runner
     query: Callable[[str], Any]
@@ -24,7 +24,7 @@ class Transaction:
 
 @dataclass(frozen=True)
 class Way:
-    """The verbs, and how to have them in a transaction of the caller."""
+    """The verbs, and how to begin a transaction of the caller."""
 
     api: Runner
     begin: Callable[[], Transaction]

@@ -4,6 +4,7 @@ from tests.nightly.mutation.mutant import Mutant
 
 CONFORMANCE = "tests/client/test_conformance.py::test_every_verb_works_on_every_way[Client]"
 CLIENT = "tests/client/test_client.py"
+CALLERS = "tests/client/test_transactions.py::test_sends_and_marks_are_part_of_the_callers_transaction"
 
 MUTANTS = [
     Mutant(
@@ -107,5 +108,82 @@ MUTANTS = [
         "            await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)",
         "            pass",
         f"{CLIENT}::test_role_that_is_serializable_by_default_claims_through_a_client",
+    ),
+    Mutant(
+        "a bulk in a caller's transaction has no generation",
+        "transactions.py",
+        '{**each, "generation": generation} if isinstance(each, Mapping) and each.get("generation") is None else each',
+        "each",
+        f"{CALLERS}[psycopg]",
+    ),
+    Mutant(
+        "an error that SQLAlchemy wraps is not translated",
+        "transactions.py",
+        'inner = getattr(cause, "orig", None)',
+        "inner = None",
+        f"{CALLERS}[SQLAlchemy Session, psycopg2]",
+    ),
+    Mutant(
+        "a mark is accepted without a transaction",
+        "transactions.py",
+        "if atomic and not kind.lasting(opened):",
+        "if atomic and opened is None:",
+        "tests/client/test_handled.py::test_mark_without_a_transaction_is_refused",
+    ),
+    Mutant(
+        "a message is always remembered by its id",
+        "app.py",
+        'return f"id:{message.id}" if by == "id" or message.key is None else f"key:{message.key}"',
+        'return f"id:{message.id}"',
+        f"{CALLERS}[asyncpg]",
+    ),
+    Mutant(
+        "an export ends after its first page",
+        "operations.py",
+        "            if page.complete:\n                return\n",
+        "            if page:\n                return\n",
+        "tests/client/test_operations.py::test_every_letter_comes_once_and_in_order",
+    ),
+    Mutant(
+        "a selection of one letter too many is accepted",
+        "operations.py",
+        "found = self.client.letter_ids(filter, most=most + 1)",
+        "found = self.client.letter_ids(filter, most=most)",
+        "tests/client/test_operations.py::test_selection_is_frozen_and_bounded",
+    ),
+    Mutant(
+        "a selection that has drifted is used",
+        "surfaces/desk/letters.py",
+        "if selection.expected is not None and len(ids) != selection.expected:",
+        "if selection.expected is not None and len(ids) > selection.expected:",
+        "tests/client/test_desk.py::test_selection_that_has_drifted_or_is_empty_is_refused",
+    ),
+    Mutant(
+        "concurrent upgrades do not wait for each other",
+        "schema.py",
+        "select pg_advisory_xact_lock(hashtextextended('bartleby.schema', 0))",
+        "select hashtextextended('bartleby.schema', 0)",
+        "tests/client/test_schema.py",
+    ),
+    Mutant(
+        "a role behind a pooler outlives its transaction",
+        "surfaces/pools.py",
+        "self._take_role(connection, for_transaction=True)",
+        "self._take_role(connection, for_transaction=False)",
+        "tests/client/test_pools.py::test_role_ends_with_its_transaction_behind_a_pooler",
+    ),
+    Mutant(
+        "a refused event is missing for the reconciler",
+        "reconciling.py",
+        "return _without(Found(looked, until, rows, frozenset(rows)), await self._refused())",
+        "return Found(looked, until, rows, frozenset(rows))",
+        "tests/relay/test_reconciling.py::test_refused_and_waiting_events_are_not_missing",
+    ),
+    Mutant(
+        "the relay ignores when a sink wants to be tried again",
+        "publishing.py",
+        "asked = min(max((each.retry_after or 0.0 for each in failures), default=0.0), _LONGEST_ASKED)",
+        "asked = 0.0",
+        "tests/relay/test_relay.py::test_sink_says_when_to_retry",
     ),
 ]
