@@ -1,18 +1,33 @@
-"""Refusals as rows of a table: a row that is not refused as expected is named by the failure."""
+"""Refusals as rows of a table: every row is tried, and a failure names its row."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
 
 from tests.kit.sql import Connection
 
+Refusal = tuple[str, Callable[[], object], str, str]
+
 
 def assert_refused(conn: Connection, sqlstate: str, word: str, statement: str, *parameters: Any) -> None:
     """The statement fails with this SQLSTATE, and the word is in the message."""
     with refused_row(f"{statement} {parameters!s:.200}", sqlstate, word), conn.transaction():
         conn.execute(statement.encode(), parameters or None)
+
+
+def check_refusals(refusals: Iterable[Refusal]) -> None:
+    """Each row is a name, a call, the SQLSTATE it is refused with, and a part of the message."""
+    for name, call, sqlstate, words in refusals:
+        with refused_row(name, sqlstate, words):
+            call()
+
+
+def check_refused_queries(conn: Connection, sqlstate: str, words: str, *queries: str) -> None:
+    """Each query is refused with this SQLSTATE and says these words."""
+    check_refusals((query, partial(conn.execute, query.encode()), sqlstate, words) for query in queries)
 
 
 @contextmanager
