@@ -1,5 +1,6 @@
-"""Plans: what is selected, what is predicted for each letter, what is refused, and how a plan is governed."""
+"""Plans: selection, the prediction for each letter, refusals, drift, and the commands that control a plan."""
 
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -28,7 +29,8 @@ from tests.kit.plans import (
     steps,
     work_all,
 )
-from tests.kit.sql import Connect, Connection, claim, column, create, refused, row, rows, value, waiting
+from tests.kit.refusals import check_refusals
+from tests.kit.sql import Connect, Connection, Row, claim, column, create, fail_all, refused, row, rows, value, waiting
 
 
 @pytest.fixture
@@ -38,156 +40,95 @@ def conn(conn: Connection) -> Connection:
 
 
 def everything(conn: Connection) -> list[list[Any]]:
-    """All that a refused deed must leave as it is."""
+    """All that a refused call must leave as it is."""
     tables = ("replay", "replay_item", "dead_letter", "log", "audit", "event")
     return [column(conn, f"select t::text from bartleby.{table} t order by 1") for table in tables]
 
 
-def draft(conn: Connection, filter_: str | None, ids: list[int] | None, **more: Any) -> int:
-    options = Jsonb(more.pop("options", {}))
-    named = "".join(f", p_{name} => %({name})s" for name in more)
-    query = f"select bartleby.plan_replay(%(f)s, 'ann', 'fixed', p_ids => %(i)s, p_options => %(o)s{named})"
-    found = conn.execute(query.encode(), {"f": filter_, "i": ids, "o": options, **more}).fetchone()
+def draft(conn: Connection, filter_: str | None, ids: list[Any] | None, **more: Any) -> int:
+    arguments = {"actor": "ann", "reason": "fixed", "options": Jsonb({})} | more
+    named = "".join(f", p_{name} => %({name})s" for name in arguments)
+    query = f"select bartleby.plan_replay(%(f)s, p_ids => %(i)s{named})"
+    found = conn.execute(query.encode(), {"f": filter_, "i": ids, **arguments}).fetchone()
     assert found is not None
     return int(found[0])
 
 
-class TestSelection:
-    def test_ids(self, conn: Connection) -> None:
-        ids = die(conn, 3)
-        made = plan(conn, [ids[2], ids[0], ids[0]])
-        assert list(predictions(conn, made)) == [ids[0], ids[2]]
-        assert replay_of(conn, made)["filter"] is None
-
-    def test_a_filter(self, conn: Connection) -> None:
-        create(conn, "other")
-        ids = die(conn, 2)
-        die(conn, 2, "other")
-        made = plan(conn, "queue:q")
-        assert list(predictions(conn, made)) == ids
-        assert replay_of(conn, made)["filter"] == "queue:q"
-
-    def test_all_is_said(self, conn: Connection) -> None:
-        create(conn, "other")
-        ids = [*die(conn, 2), *die(conn, 2, "other")]
-        assert list(predictions(conn, draft(conn, "", None, all=True))) == ids
-
-    @pytest.mark.parametrize("text", [None, "", "  \t\n "])
-    def test_an_empty_filter_is_refused(self, conn: Connection, text: str | None) -> None:
-        die(conn)
-        before = everything(conn)
-        with refused("ZB008", "empty filter"):
-            draft(conn, text, None)
-        assert everything(conn) == before
-
-    @pytest.mark.parametrize(("text", "more"), [("queue:q", {}), ("", {"all": True}), ("queue:q", {"all": True})])
-    def test_ids_and_a_filter_are_refused(self, conn: Connection, text: str, more: dict[str, Any]) -> None:
-        ids = die(conn)
-        with refused("ZB008", "not of both"):
-            draft(conn, text, ids, **more)
-
-    @pytest.mark.parametrize(("text", "ids"), [("queue:q type:Never", None), (None, []), (None, [None])])
-    def test_nothing_is_refused(self, conn: Connection, text: str | None, ids: list[int] | None) -> None:
-        die(conn)
-        before = everything(conn)
-        with refused("ZB008", "nothing to replay"):
-            draft(conn, text, ids)
-        assert everything(conn) == before
-
-    def test_a_malformed_filter_is_refused(self, conn: Connection) -> None:
-        die(conn)
-        with refused("ZB011"):
-            plan(conn, "queue:q agee:>1h")
-
-    def test_what_dies_later_never_joins(self, conn: Connection) -> None:
-        ids = die(conn, 2)
-        made = plan(conn, "queue:q")
-        later = die(conn, 2)
-        start(conn, made)
-        again = die(conn)
-        while step(conn)["moved"]:
-            pass
-        assert list(states(conn, made)) == ids
-        assert {number: statuses(conn)[number] for number in [*later, *again]} == dict.fromkeys(
-            [*later, *again], "dead"
-        )
-
-    @pytest.mark.parametrize(("actor", "reason"), [(None, "r"), (" ", "r"), ("a", None), ("a", "")])
-    def test_an_actor_and_a_reason_are_required(self, conn: Connection, actor: str | None, reason: str | None) -> None:
-        die(conn)
-        with refused("ZB008", "actor"):
-            conn.execute("select bartleby.plan_replay('queue:q', %s, %s)", [actor, reason])
+def exclude(conn: Connection, number: int | None, items: Any) -> int:
+    return int(value(conn, "select bartleby.exclude_items(%s, %s, 'ann', 'validated')", number, Jsonb(items)))
 
 
-class TestOptions:
-    def test_they_are_kept(self, conn: Connection) -> None:
-        create(conn, "other")
-        patch = [{"op": "replace", "path": "", "value": 5}]
-        options: dict[str, Any] = {"patch": patch, "generation": 3, "rate": 1.5, "canary": 4, "tolerance": 0.25}
-        found = replay_of(conn, plan(conn, die(conn), to="other", window=7, **options))
-        expected = options | {"target": "other", "window_size": 7, "actor": "ann", "reason": "fixed", "status": "draft"}
-        assert {name: found[name] for name in expected} == expected
+def test_letters_are_selected_by_ids_or_filter_and_later_deaths_never_join(conn: Connection) -> None:
+    create(conn, "other")
+    ids, others = die(conn, 3), die(conn, 2, "other")
+    by_ids = plan(conn, [ids[2], ids[0], ids[0]])
+    assert (list(predictions(conn, by_ids)), replay_of(conn, by_ids)["filter"]) == ([ids[0], ids[2]], None)
+    assert list(predictions(conn, draft(conn, "", None, all=True))) == [*ids, *others]
+    number = plan(conn, "queue:q")
+    assert replay_of(conn, number)["filter"] == "queue:q"
+    later = die(conn, 2)
+    start(conn, number)
+    later += die(conn)
+    while step(conn)["moved"]:
+        pass
+    assert list(states(conn, number)) == ids
+    assert {statuses(conn)[ident] for ident in later} == {"dead"}
 
-    def test_none_are_needed(self, conn: Connection) -> None:
-        made = plan(conn, die(conn), rate=None, canary=None)
-        found = replay_of(conn, made)
-        assert (found["rate"], found["canary"], found["tolerance"], found["target"]) == (None, None, 0.1, None)
 
-    @pytest.mark.parametrize(
-        "options",
+def test_options_are_stored(conn: Connection) -> None:
+    create(conn, "other")
+    patch = [{"op": "replace", "path": "", "value": 5}]
+    options: Row = {"patch": patch, "generation": 3, "rate": 1.5, "canary": 4, "tolerance": 0.25}
+    ids = die(conn)
+    found = replay_of(conn, plan(conn, ids, to="other", window=7, **options))
+    expected = options | {"target": "other", "window_size": 7, "actor": "ann", "reason": "fixed", "status": "draft"}
+    assert {name: found[name] for name in expected} == expected
+    found = replay_of(conn, plan(conn, ids, rate=None, canary=None))
+    assert (found["rate"], found["canary"], found["tolerance"], found["target"]) == (None, None, 0.1, None)
+
+
+def test_refused_plans_change_nothing(conn: Connection) -> None:
+    ids = die(conn)
+    bad_options: list[Row] = [
+        *({"rat": 5}, {"rate": 0}, {"rate": "fast"}, {"rate": 1e9}, {"rate": True}, {"window": 0}, {"window": 1.5}),
+        *({"canary": 0}, {"canary": -1}, {"canary": []}, {"tolerance": 1.1}, {"tolerance": -0.1}),
+        *({"generation": -1}, {"generation": 1.5}, {"generation": 9_500_000_000_000_000_000}),
+    ]
+    not_objects: list[Any] = [None, Jsonb([]), Jsonb("x"), Jsonb(5)]
+    nothing: list[Any] = [[], [None]]
+    before = everything(conn)
+    check_refusals(
         [
-            {"rat": 5},
-            {"rate": 0},
-            {"rate": "fast"},
-            {"rate": 1e9},
-            {"rate": True},
-            {"window": 0},
-            {"window": 1.5},
-            {"canary": 0},
-            {"canary": -1},
-            {"canary": []},
-            {"tolerance": 1.1},
-            {"tolerance": -0.1},
-            {"generation": -1},
-            {"generation": 1.5},
-            {"generation": 9_500_000_000_000_000_000},
-        ],
+            *(
+                (f"filter {text!r}", partial(draft, conn, text, None), "ZB008", "empty")
+                for text in (None, "", " \t\n ")
+            ),
+            ("both", partial(draft, conn, "queue:q", ids), "ZB008", "not of both"),
+            ("ids and all", partial(draft, conn, "", ids, all=True), "ZB008", "not of both"),
+            ("both and all", partial(draft, conn, "queue:q", ids, all=True), "ZB008", "not of both"),
+            ("no match", partial(draft, conn, "queue:q type:Never", None), "ZB008", "nothing to replay"),
+            *((f"ids {none}", partial(draft, conn, None, none), "ZB008", "nothing to replay") for none in nothing),
+            ("bad filter", partial(plan, conn, "queue:q agee:>1h"), "ZB011", ""),
+            *(
+                (f"{actor} {why}", partial(draft, conn, "queue:q", None, actor=actor, reason=why), "ZB008", "actor")
+                for actor, why in ((None, "r"), (" ", "r"), ("a", None), ("a", ""))
+            ),
+            *((str(bad), partial(plan, conn, ids, **bad), "ZB008", next(iter(bad))) for bad in bad_options),
+            *((f"{bad}", partial(draft, conn, "queue:q", None, options=bad), "ZB008", "object") for bad in not_objects),
+            ("unknown queue", partial(plan, conn, ids, to="nowhere"), "ZB001", "nowhere"),
+            ("bad patch", partial(plan, conn, ids, patch=[{"op": "explode", "path": "/a"}]), "ZB012", ""),
+        ]
     )
-    def test_a_bad_one_is_refused_by_name(self, conn: Connection, options: dict[str, Any]) -> None:
-        ids = die(conn)
-        before = everything(conn)
-        with refused("ZB008", next(iter(options))):
-            plan(conn, ids, **options)
-        assert everything(conn) == before
-
-    @pytest.mark.parametrize("options", [None, [], "x", 5])
-    def test_they_are_an_object(self, conn: Connection, options: Any) -> None:
-        with refused("ZB008", "object"):
-            conn.execute(
-                "select bartleby.plan_replay('queue:q', 'a', 'r', p_options => %s)",
-                [None if options is None else Jsonb(options)],
-            )
-
-    def test_an_unknown_queue_is_refused(self, conn: Connection) -> None:
-        ids = die(conn)
-        with refused("ZB001", "nowhere"):
-            plan(conn, ids, to="nowhere")
-
-    def test_a_patch_that_is_none_is_refused(self, conn: Connection) -> None:
-        ids = die(conn)
-        before = everything(conn)
-        with refused("ZB012"):
-            plan(conn, ids, patch=[{"op": "explode", "path": "/a"}])
-        assert everything(conn) == before
+    assert everything(conn) == before
 
 
 RUN = {"run", "again", "already_handled"}
 
 
-def letters_of_every_class(conn: Connection) -> tuple[dict[str, int], list[dict[str, Any]]]:
+def letters_of_every_class(conn: Connection) -> tuple[dict[str, int], list[Row]]:
     """A letter for each prediction, and a patch that brings about those that need one."""
     create(conn, "q", payload_limit=200)
-    patch = [{"op": "add", "path": "/text", "value": "x" * 100}]
+    patch: list[Row] = [{"op": "add", "path": "/text", "value": "x" * 100}]
     made: dict[str, int] = {}
     for name in ("again", "run", "already_handled", "held", "discarded", "replayed", "resolved"):
         made[name] = die_of(conn, {"a": 1}, key=name)
@@ -200,10 +141,7 @@ def letters_of_every_class(conn: Connection) -> tuple[dict[str, int], list[dict[
     for _ in range(2):
         claimed = claim(conn)
         if claimed.ids == [made["again"]]:
-            conn.execute(
-                "select bartleby.fail(%s, %s)",
-                [claimed.lease, Jsonb([{"position": claimed.one["position"], "verdict": "dead"}])],
-            )
+            fail_all(conn, claimed, verdict="dead")
         else:
             conn.execute("select bartleby.ack(%s)", [claimed.lease])
     change(conn, "replay", made["replayed"])
@@ -215,13 +153,16 @@ def letters_of_every_class(conn: Connection) -> tuple[dict[str, int], list[dict[
 
 
 class TestPrediction:
-    def test_each_class_is_predicted_and_then_true(self, conn: Connection, clock: Clock) -> None:
+    def test_each_class_is_predicted_and_then_comes_true(self, conn: Connection, clock: Clock) -> None:
         made, patch = letters_of_every_class(conn)
         number = plan(conn, list(made.values()), patch=patch)
-        excluded = [{"message_id": made["invalid"], "problem": "no such country"}]
-        assert value(conn, "select bartleby.exclude_items(%s, %s, 'ann', 'validated')", number, Jsonb(excluded)) == 1
+        assert exclude(conn, number, [{"message_id": made["invalid"], "problem": "no such country"}]) == 1
         assert predictions(conn, number) == {ident: name for name, ident in made.items()}
         assert replay_of(conn, number)["predictions"] == dict.fromkeys(made, 1)
+        problems = {item["prediction"]: item["problem"] for item in items(conn, number)}
+        for name in ("held", "discarded", "replayed"):
+            assert problems[name] == f"{name}: by ben: by hand"
+        assert "/text" in problems["patch_fails"]
         clock.advance(1)
         start(conn, number)
         assert step(conn)["moved"] == len(made)
@@ -240,36 +181,24 @@ class TestPrediction:
         assert (found["done"], found["already_handled"], found["skipped"]) == (2, 1, len(made) - 3)
         adds_up(conn)
 
-    def test_by_key_too(self, conn: Connection, clock: Clock) -> None:
-        sent = die_of(conn, 1, key="order-1")
-        conn.execute("select bartleby.mark_handled('q', 'q', 'key:order-1')")
-        number = plan(conn, [sent])
-        assert predictions(conn, number) == {sent: "already_handled"}
-        clock.advance(1)
-        start(conn, number)
-        step(conn)
-        work_all(conn)
-        step(conn)
-        assert states(conn, number) == {sent: "already_handled"}
-
-    def test_marked_by_the_run_itself_is_done(self, conn: Connection, clock: Clock) -> None:
-        sent = die_of(conn, 1)
-        number = started(conn, [sent])
-        assert predictions(conn, number) == {sent: "run"}
-        step(conn)
-        clock.advance(1)
-        conn.execute("select bartleby.mark_handled('q', 'q', %s)", [f"id:{sent}"])
-        work_all(conn)
-        step(conn)
-        assert states(conn, number) == {sent: "done"}
-
-    def test_handled_by_another_consumer_runs(self, conn: Connection) -> None:
+    def test_handled_counts_by_key_for_the_target_queue_and_before_the_run(
+        self, conn: Connection, clock: Clock
+    ) -> None:
         create(conn, "other")
-        sent = die_of(conn, 1)
-        conn.execute("select bartleby.mark_handled('q', 'q', %s)", [f"id:{sent}"])
-        assert predictions(conn, plan(conn, [sent], to="other")) == {sent: "run"}
+        keyed, marked_later = die_of(conn, 1, key="order-1"), die_of(conn, 2)
+        conn.execute("select bartleby.mark_handled('q', 'q', 'key:order-1')")
+        assert predictions(conn, plan(conn, [keyed], to="other")) == {keyed: "run"}
+        clock.advance(1)
+        number = started(conn, [keyed, marked_later])
+        assert predictions(conn, number) == {keyed: "already_handled", marked_later: "run"}
+        step(conn)
+        clock.advance(1)
+        conn.execute("select bartleby.mark_handled('q', 'q', %s)", [f"id:{marked_later}"])
+        work_all(conn)
+        step(conn)
+        assert states(conn, number) == {keyed: "already_handled", marked_later: "done"}
 
-    def test_unknown_ids_alone(self, conn: Connection) -> None:
+    def test_plan_of_unknown_ids_only_is_finished_at_once(self, conn: Connection) -> None:
         """No item has a queue."""
         number = started(conn, [98, 99])
         assert predictions(conn, number) == {98: "unknown", 99: "unknown"}
@@ -277,162 +206,126 @@ class TestPrediction:
         assert replay_of(conn, number)["skipped"] == 2
         assert events(conn, "replay.finished")[0]["replay_id"] == number
 
-    def test_the_problem_says_who_and_why(self, conn: Connection) -> None:
-        held, discarded, replayed = die(conn, 3)
-        change(conn, "hold", held)
-        change(conn, "discard", discarded)
-        change(conn, "replay", replayed)
-        number = plan(conn, [held, discarded, replayed])
-        assert [item["problem"] for item in items(conn, number)] == [
-            "held: by ben: by hand",
-            "discarded: by ben: by hand",
-            "replayed: by ben: by hand",
-        ]
-
-    def test_a_patch_that_fails_says_where(self, conn: Connection) -> None:
-        sent = die_of(conn, {"a": 1})
-        number = plan(conn, [sent], patch=[{"op": "remove", "path": "/b"}])
-        (item,) = items(conn, number)
-        assert item["prediction"] == "patch_fails"
-        assert "/b" in item["problem"]
-
-    def test_too_large_for_the_queue_it_goes_to(self, conn: Connection) -> None:
+    def test_size_limit_is_that_of_the_target_queue(self, conn: Connection) -> None:
         create(conn, "small", payload_limit=10)
         sent = die_of(conn, {"a": 1})
         patch = [{"op": "add", "path": "/b", "value": "12345678901"}]
         assert predictions(conn, plan(conn, [sent], patch=patch)) == {sent: "run"}
         assert predictions(conn, plan(conn, [sent], patch=patch, to="small")) == {sent: "too_large"}
 
-
-class TestChange:
-    def test_before_and_after(self, conn: Connection) -> None:
-        sent = die_of(conn, {"a": 1})
+    def test_change_of_a_payload_is_shown(self, conn: Connection) -> None:
+        sent, other = die_of(conn, {"a": 1}), die_of(conn, {"a": 1})
+        shown = "select * from bartleby.replay_change(%s, %s)"
         number = plan(conn, [sent], patch=[{"op": "replace", "path": "/a", "value": 2}])
-        assert rows(conn, "select * from bartleby.replay_change(%s, %s)", number, sent) == [
-            {"before": {"a": 1}, "after": {"a": 2}, "problem": None}
-        ]
-
-    def test_one_that_fails(self, conn: Connection) -> None:
-        sent = die_of(conn, {"a": 1})
-        number = plan(conn, [sent], patch=[{"op": "remove", "path": "/b"}])
-        found = row(conn, "select * from bartleby.replay_change(%s, %s)", number, sent)
-        assert (found["before"], found["after"]) == ({"a": 1}, None)
-        assert "/b" in found["problem"]
-
-    def test_without_a_patch_nothing_changes(self, conn: Connection) -> None:
-        sent = die_of(conn, {"a": 1})
-        found = row(conn, "select * from bartleby.replay_change(%s, %s)", plan(conn, [sent]), sent)
-        assert found == {"before": {"a": 1}, "after": {"a": 1}, "problem": None}
-
-    def test_what_is_not_in_the_plan(self, conn: Connection) -> None:
-        one, two = die(conn, 2)
-        assert rows(conn, "select * from bartleby.replay_change(%s, %s)", plan(conn, [one]), two) == []
+        assert rows(conn, shown, number, sent) == [{"before": {"a": 1}, "after": {"a": 2}, "problem": None}]
+        assert rows(conn, shown, number, other) == []
+        plain = row(conn, shown, plan(conn, [sent]), sent)
+        assert plain == {"before": {"a": 1}, "after": {"a": 1}, "problem": None}
+        fails = row(conn, shown, plan(conn, [sent], patch=[{"op": "remove", "path": "/b"}]), sent)
+        assert (fails["before"], fails["after"], "/b" in fails["problem"]) == ({"a": 1}, None, True)
 
 
 class TestPreview:
-    def preview(self, conn: Connection, ids: list[int]) -> int:
-        return plan(conn, ids, preview=True)
-
-    def test_it_predicts_and_leaves_no_line(self, conn: Connection) -> None:
+    def test_preview_predicts_without_audit_entry_and_cannot_be_controlled(self, conn: Connection) -> None:
         ids = die(conn, 2)
         change(conn, "hold", ids[0])
-        number = self.preview(conn, ids)
+        number = plan(conn, ids, preview=True)
         assert replay_of(conn, number)["status"] == "preview"
         assert predictions(conn, number) == {ids[0]: "held", ids[1]: "run"}
-        assert exclude(conn, number, ids[1]) == 1
+        assert exclude(conn, number, [{"message_id": ids[1]}]) == 1
         assert column(conn, "select action from bartleby.audit_log where action ~ '^replay'") == []
-
-    @pytest.mark.parametrize("verb", ["start", "pause", "resume", "cancel"])
-    def test_nothing_can_be_done_with_it(self, conn: Connection, verb: str) -> None:
-        number = self.preview(conn, die(conn))
-        with refused("ZB015", "is preview"):
-            command(conn, verb, number)
+        verbs = ("start", "pause", "resume", "cancel")
+        check_refusals((verb, partial(command, conn, verb, number), "ZB015", "is preview") for verb in verbs)
         assert steps(conn) == []
 
-    def test_it_is_dropped(self, conn: Connection) -> None:
+    def test_preview_is_dropped_or_expires_after_an_hour(self, conn: Connection, clock: Clock) -> None:
         ids = die(conn, 2)
-        number = self.preview(conn, ids)
+        number, draft_ = plan(conn, ids, preview=True), plan(conn, ids)
         conn.execute("select bartleby.drop_preview(%s)", [number])
-        assert rows(conn, "select * from bartleby.replay") == []
-        assert rows(conn, "select * from bartleby.replay_item") == []
+        assert column(conn, "select id from bartleby.replay") == [draft_]
         with refused("ZB015", "is draft"):
-            conn.execute("select bartleby.drop_preview(%s)", [plan(conn, ids)])
+            conn.execute("select bartleby.drop_preview(%s)", [draft_])
         with refused("ZB016"):
             conn.execute("select bartleby.drop_preview(%s)", [number])
-
-    def test_or_forgotten_after_an_hour(self, conn: Connection, clock: Clock) -> None:
-        self.preview(conn, die(conn, 2))
+        plan(conn, ids, preview=True)
         clock.advance(3500)
         conn.execute("select bartleby.prune()")
-        assert len(rows(conn, "select * from bartleby.replay_item")) == 2
+        assert len(rows(conn, "select * from bartleby.replay")) == 2
         clock.advance(200)
         conn.execute("select bartleby.prune()")
-        assert rows(conn, "select * from bartleby.replay") == []
+        assert column(conn, "select id from bartleby.replay") == [draft_]
 
 
-class TestHash:
-    def test_the_same_letters_make_another_plan(self, conn: Connection) -> None:
-        ids = die(conn, 2)
-        assert replay_of(conn, plan(conn, ids))["hash"] != replay_of(conn, plan(conn, ids))["hash"]
-
-    def test_excluding_changes_it(self, conn: Connection) -> None:
-        ids = die(conn, 2)
-        number = plan(conn, ids)
-        seen = replay_of(conn, number)["hash"]
-        exclude(conn, number, ids[0])
-        assert replay_of(conn, number)["hash"] != seen
-        with refused("ZB013", "not the plan that you saw"):
-            start(conn, number, hash=seen)
-        start(conn, number, hash=replay_of(conn, number)["hash"])
-
-    def test_without_a_problem_it_is_excluded_too(self, conn: Connection) -> None:
-        (sent,) = die(conn)
-        number = plan(conn, [sent])
-        conn.execute("select bartleby.exclude_items(%s, %s, 'ann', 'x')", [number, Jsonb([{"message_id": sent}])])
-        start(conn, number)
-        step(conn)
-        assert states(conn, number) == {sent: "skipped"}
-        assert letter_of(conn, sent)["status"] == "dead"
-
-    def test_what_was_excluded_already_changes_nothing(self, conn: Connection) -> None:
-        ids = die(conn, 2)
-        number = plan(conn, ids)
-        assert exclude(conn, number, ids[0]) == 1
-        assert exclude(conn, number, ids[0], 999) == 0
-        assert replay_of(conn, number)["predictions"] == {"run": 1, "invalid": 1}
-
-    @pytest.mark.parametrize(
-        "given", [None, {}, 5, [5], [{"message_id": "1"}], [{"message_id": 1.5}], [{"problem": "p"}], [{}], [None]]
+def test_hash_identifies_the_plan_and_its_exclusions(conn: Connection) -> None:
+    ids = die(conn, 3)
+    number = plan(conn, ids)
+    assert replay_of(conn, plan(conn, ids))["hash"] != replay_of(conn, number)["hash"]
+    seen = replay_of(conn, number)["hash"]
+    assert exclude(conn, number, [{"message_id": ids[0], "problem": "not valid"}, {"message_id": ids[1]}]) == 2
+    assert exclude(conn, number, [{"message_id": ids[0], "problem": "x"}, {"message_id": 999, "problem": "x"}]) == 0
+    assert replay_of(conn, number)["predictions"] == {"run": 1, "invalid": 2}
+    assert replay_of(conn, number)["hash"] != seen
+    before = everything(conn)
+    bad: list[Any] = [
+        *(None, {}, 5, [5], [{"message_id": "1"}], [{"message_id": 1.5}], [{"problem": "p"}], [{}], [None]),
+    ]
+    check_refusals(
+        [
+            ("old hash", partial(start, conn, number, hash=seen), "ZB013", "not the plan that you saw"),
+            *((str(given), partial(exclude, conn, number, given), "ZB008", "") for given in bad),
+        ]
     )
-    def test_what_is_no_list_of_items_is_refused(self, conn: Connection, given: Any) -> None:
-        number = plan(conn, die(conn))
-        before = everything(conn)
-        with refused("ZB008"):
-            conn.execute("select bartleby.exclude_items(%s, %s, 'ann', 'x')", [number, Jsonb(given)])
-        assert everything(conn) == before
-
-
-def exclude(conn: Connection, number: int, *ids: int) -> int:
-    listed = [{"message_id": ident, "problem": "not valid"} for ident in ids]
-    return int(value(conn, "select bartleby.exclude_items(%s, %s, 'ann', 'validated')", number, Jsonb(listed)))
+    assert everything(conn) == before
+    start(conn, number, hash=replay_of(conn, number)["hash"])
+    step(conn)
+    assert states(conn, number) == {ids[0]: "skipped", ids[1]: "skipped", ids[2]: "replayed"}
+    assert letter_of(conn, ids[1])["status"] == "dead"
 
 
 class TestDrift:
-    @pytest.mark.parametrize("deed", ["hold", "discard", "replay"])
-    def test_a_letter_that_changed_stops_the_start(self, conn: Connection, deed: str) -> None:
+    @pytest.mark.parametrize(
+        ("drift", "words"),
+        [
+            ("hold", "1 of 3"),
+            ("discard", "1 of 3"),
+            ("replay", "1 of 3"),
+            ("die again", "newer"),
+            ("handle", "already_handled"),
+            ("release", "1 held are now run"),
+            ("drop target", "no_queue"),
+        ],
+    )
+    def test_changed_letter_stops_the_start_until_drift_is_accepted(
+        self, conn: Connection, drift: str, words: str
+    ) -> None:
+        """What was predicted to be skipped is never run: the preview did not show it."""
+        create(conn, "other")
         ids = die(conn, 3)
-        number = plan(conn, ids)
-        change(conn, deed, ids[1])
+        if drift == "release":
+            change(conn, "hold", ids[1])
+        number = plan(conn, ids, **({"to": "other"} if drift == "drop target" else {}))
+        if drift == "die again":
+            change(conn, "replay", ids[1])
+            kill_all(conn)
+        elif drift == "handle":
+            conn.execute("select bartleby.mark_handled('q', 'q', %s)", [f"id:{ids[1]}"])
+        elif drift == "drop target":
+            conn.execute("select bartleby.drop_queue('other')")
+        else:
+            change(conn, drift, ids[1])
         before = everything(conn)
-        with refused("ZB013", "1 of 3"):
+        with refused("ZB013", words):
             start(conn, number)
         assert everything(conn) == before
         start(conn, number, accept_drift=True)
         step(conn)
-        assert states(conn, number) == {ids[0]: "replayed", ids[1]: "skipped", ids[2]: "replayed"}
+        skipped = {"handle": [], "drop target": ids}.get(drift, [ids[1]])
+        assert states(conn, number) == {ident: "skipped" if ident in skipped else "replayed" for ident in ids}
+        if drift in ("die again", "drop target"):
+            assert items(conn, number)[1]["problem"].startswith(words)
         adds_up(conn)
 
-    def test_what_would_be_skipped_either_way_is_none(self, conn: Connection) -> None:
+    def test_change_from_one_reason_to_skip_to_another_is_no_drift(self, conn: Connection) -> None:
         ids = die(conn, 2)
         change(conn, "hold", ids[0])
         number = plan(conn, ids)
@@ -442,141 +335,80 @@ class TestDrift:
         step(conn)
         assert states(conn, number) == {ids[0]: "skipped", ids[1]: "replayed"}
 
-    def test_one_that_died_again_is_newer(self, conn: Connection) -> None:
-        (sent,) = die(conn)
-        number = plan(conn, [sent])
-        change(conn, "replay", sent)
-        kill_all(conn)
-        with refused("ZB013", "newer"):
-            start(conn, number)
-        start(conn, number, accept_drift=True)
-        assert step(conn)["status"] == "finished"
-        (item,) = items(conn, number)
-        assert item["state"] == "skipped"
-        assert item["problem"].startswith("newer")
 
-    def test_handled_meanwhile(self, conn: Connection) -> None:
-        (sent,) = die(conn)
-        number = plan(conn, [sent])
-        conn.execute("select bartleby.mark_handled('q', 'q', %s)", [f"id:{sent}"])
-        with refused("ZB013", "already_handled"):
-            start(conn, number)
-
-    def test_a_queue_that_was_dropped(self, conn: Connection) -> None:
-        create(conn, "other")
-        (sent,) = die(conn)
-        number = plan(conn, [sent], to="other")
-        conn.execute("select bartleby.drop_queue('other')")
-        with refused("ZB013", "no_queue"):
-            start(conn, number)
-        start(conn, number, accept_drift=True)
-        assert step(conn)["status"] == "finished"
-        (item,) = items(conn, number)
-        assert (item["state"], item["problem"].split(":")[0]) == ("skipped", "no_queue")
-        assert letter_of(conn, sent)["status"] == "dead"
-
-    def test_released_after_the_plan_was_made_is_still_skipped(self, conn: Connection) -> None:
-        """What was predicted to be skipped is never run: nobody has seen it run in the preview."""
-        ids = die(conn, 2)
-        change(conn, "hold", ids[0])
-        number = plan(conn, ids)
-        change(conn, "release", ids[0])
-        with refused("ZB013", "1 held are now run"):
-            start(conn, number)
-        start(conn, number, accept_drift=True)
-        step(conn)
-        assert states(conn, number) == {ids[0]: "skipped", ids[1]: "replayed"}
-        assert letter_of(conn, ids[0])["status"] == "dead"
-
-
-ALLOWED = {
+VERBS = {
     "start": {"draft"},
     "pause": {"running"},
     "resume": {"paused"},
     "cancel": {"draft", "running", "paused", "settling"},
+    "exclude": {"draft"},
+    "approve": {"draft"},
+}
+WAYS = {
+    "draft": [],
+    "running": ["start"],
+    "paused": ["start", "pause"],
+    "settling": ["start", "step"],
+    "finished": ["start", "step", "work"],
+    "cancelled": ["cancel"],
 }
 
 
-class TestGoverning:
+class TestControl:
     def reach(self, conn: Connection, status: str) -> int:
-        number = plan(conn, die(conn, 3))
-        for verb in {
-            "draft": [],
-            "running": ["start"],
-            "paused": ["start", "pause"],
-            "settling": ["start", "advance"],
-            "finished": ["start", "advance", "work"],
-            "cancelled": ["cancel"],
-        }[status]:
-            if verb == "advance":
-                step(conn)
-            elif verb == "work":
+        number = plan(conn, die(conn))
+        for verb in WAYS[status]:
+            if verb == "work":
                 work_all(conn)
-                step(conn)
+            if verb in ("step", "work"):
+                step(conn, replay=number)
             else:
                 command(conn, verb, number)
         assert replay_of(conn, number)["status"] == status
         return number
 
-    @pytest.mark.parametrize("status", ["draft", "running", "paused", "settling", "finished", "cancelled"])
-    @pytest.mark.parametrize("verb", ALLOWED)
-    def test_each_verb_in_each_status(self, conn: Connection, verb: str, status: str) -> None:
-        number = self.reach(conn, status)
-        if status in ALLOWED[verb]:
+    def call(self, conn: Connection, verb: str, number: int | None) -> None:
+        if verb == "exclude":
+            exclude(conn, number, [])
+        elif verb == "approve":
+            seen = column(conn, "select hash from bartleby.replays where id = %s", number)
+            conn.execute("select bartleby.approve_replay(%s, %s, 'ben', 'x')", [number, *(seen or ["h"])])
+        else:
+            conn.execute(f"select bartleby.{verb}_replay(%s, 'ann', 'because')".encode(), [number])
+
+    def test_each_verb_is_allowed_in_its_statuses_only(self, conn: Connection) -> None:
+        for status in WAYS:
+            number = self.reach(conn, status)
+            before = everything(conn)
+            check_refusals(
+                (f"{verb} {status}", partial(self.call, conn, verb, number), "ZB015", f"is {status}")
+                for verb, allowed in VERBS.items()
+                if status not in allowed
+            )
+            assert everything(conn) == before, status
+            for verb, allowed in VERBS.items():
+                if status in allowed:
+                    with conn.transaction(force_rollback=True):
+                        self.call(conn, verb, number)
+            work_all(conn)
+        for unknown in (99, None):
+            check_refusals((verb, partial(self.call, conn, verb, unknown), "ZB016", "unknown replay") for verb in VERBS)
+
+    def test_every_action_is_audited(self, conn: Connection) -> None:
+        number = draft(conn, None, die(conn, 2), request_id="req-1")
+        exclude(conn, number, [{"message_id": 1}])
+        conn.execute("select bartleby.start_replay(%s, 'a', 'r', p_request_id => 'req-2')", [number])
+        for verb in ("pause", "resume", "cancel"):
             command(conn, verb, number)
-            return
-        before = everything(conn)
-        with refused("ZB015", f"is {status}"):
-            command(conn, verb, number)
-        assert everything(conn) == before
+        found = rows(conn, "select action, subject, request_id from bartleby.audit_log where action ~ '^replay'")
+        verbs = ("plan", "exclude", "start", "pause", "resume", "cancel")
+        assert [line["action"] for line in found] == [f"replay.{verb}" for verb in verbs]
+        assert {line["subject"]["replay_id"] for line in found} == {number}
+        assert replay_of(conn, number)["request_id"] == "req-1"
+        assert [line["request_id"] for line in found] == ["req-1", None, "req-2", None, None, None]
+        assert rows(conn, "select * from bartleby.verify_audit()") == []
 
-    @pytest.mark.parametrize("status", ["running", "cancelled", "settling"])
-    def test_only_a_draft_is_changed_or_approved(self, conn: Connection, status: str) -> None:
-        number = self.reach(conn, status)
-        with refused("ZB015", "change"):
-            exclude(conn, number, 1)
-        with refused("ZB015", "approve"):
-            conn.execute("select bartleby.approve_replay(%s, 'h', 'ben', 'ok')", [number])
-
-    @pytest.mark.parametrize("verb", [*ALLOWED, "approve", "exclude"])
-    def test_an_unknown_plan(self, conn: Connection, verb: str) -> None:
-        calls = {
-            "approve": "approve_replay(%s, 'h', 'ben', 'x')",
-            "exclude": "exclude_items(%s, '[]', 'ben', 'x')",
-        }
-        for number in (99, None):
-            with refused("ZB016", "unknown replay"):
-                call = calls.get(verb, f"{verb}_replay(%s, 'ben', 'x')")
-                conn.execute(f"select bartleby.{call}".encode(), [number])
-
-    def test_what_never_ran_ends_without_an_event(self, conn: Connection) -> None:
-        command(conn, "cancel", plan(conn, die(conn)))
-        assert events(conn, "replay.cancelled") == []
-
-    def test_outcomes_that_may_never_come_are_not_waited_for(self, conn: Connection) -> None:
-        number = self.reach(conn, "settling")
-        command(conn, "cancel", number)
-        assert steps(conn) == []
-        work_all(conn)
-        steps(conn)
-        found = replay_of(conn, number)
-        assert (found["status"], found["done"]) == ("cancelled", 3)
-        adds_up(conn)
-
-    def test_no_other_deed_waits_for_a_plan_that_is_being_judged(self, conn: Connection, connect: Connect) -> None:
-        """The trail is locked last, when all is judged."""
-        ids = die(conn, 3)
-        number = plan(conn, ids)
-        holder, starting, operator = connect(autocommit=False), connect(), connect()
-        holder.execute("select from bartleby.replay where id = %s for update", [number])
-        operator.execute("set statement_timeout = '20s'")
-        with waiting(conn, starting, lambda conn: start(conn, number), for_whom=holder) as under_way:
-            change(operator, "hold", ids[0])
-            holder.rollback()
-            with refused("ZB013"):
-                under_way.result()
-
-    def test_paused_makes_no_step_and_goes_on_where_it_was(self, conn: Connection) -> None:
+    def test_paused_plan_makes_no_step_and_continues_where_it_was(self, conn: Connection) -> None:
         ids = die(conn, 4)
         number = started(conn, ids)
         step(conn, 2)
@@ -591,8 +423,10 @@ class TestGoverning:
         assert replay_of(conn, number)["cause"] is None
         assert work_all(conn) == ids[2:]
 
-    def test_cancelled_leaves_the_rest_as_it_was(self, conn: Connection) -> None:
+    def test_cancelled_plan_leaves_the_rest_for_another_plan(self, conn: Connection) -> None:
         ids = die(conn, 5)
+        command(conn, "cancel", plan(conn, ids))
+        assert events(conn, "replay.cancelled") == [], "it never ran"
         number = started(conn, ids)
         untouched = "select l::text from bartleby.dead_letter l where message_id > %s order by message_id"
         before = column(conn, untouched, ids[1])
@@ -607,47 +441,32 @@ class TestGoverning:
         steps(conn)
         assert replay_of(conn, number)["died_again"] == 2
         assert len(events(conn, "replay.cancelled")) == 1
-        adds_up(conn)
-
-    def test_a_plan_that_is_over_can_be_followed_by_another(self, conn: Connection) -> None:
-        ids = die(conn, 4)
-        first = started(conn, ids)
-        step(conn, 1)
-        command(conn, "cancel", first)
         second = started(conn, "queue:q")
-        assert list(predictions(conn, second)) == ids[1:]
+        assert list(predictions(conn, second)) == ids
         step(conn)
+        command(conn, "cancel", second)
+        assert steps(conn) == [], "outcomes are counted as they come, not waited for"
         assert sorted(work_all(conn)) == ids
         steps(conn)
-        assert replay_of(conn, second)["done"] == 3
-        assert replay_of(conn, first)["done"] == 1
+        assert (replay_of(conn, second)["status"], replay_of(conn, second)["done"]) == ("cancelled", 5)
         adds_up(conn)
 
-    def test_every_deed_is_audited(self, conn: Connection) -> None:
-        ids = die(conn, 2)
+
+class TestRaces:
+    def test_other_actions_do_not_wait_for_a_plan_that_is_judged(self, conn: Connection, connect: Connect) -> None:
+        """The audit log is locked last, when every letter is judged."""
+        ids = die(conn, 3)
         number = plan(conn, ids)
-        exclude(conn, number, ids[0])
-        for verb in ("start", "pause", "resume", "cancel"):
-            command(conn, verb, number)
-        found = rows(
-            conn, "select action, actor, reason, subject from bartleby.audit_log where action ~ '^replay' order by id"
-        )
-        assert [line["action"] for line in found] == [
-            "replay.plan", "replay.exclude", "replay.start", "replay.pause", "replay.resume", "replay.cancel",
-        ]  # fmt: skip
-        assert {line["subject"]["replay_id"] for line in found} == {number}
-        assert rows(conn, "select * from bartleby.verify_audit()") == []
+        holder, starting, operator = connect(autocommit=False), connect(), connect()
+        holder.execute("select from bartleby.replay where id = %s for update", [number])
+        operator.execute("set statement_timeout = '60s'")
+        with waiting(conn, starting, lambda conn: start(conn, number), for_whom=holder) as under_way:
+            change(operator, "hold", ids[0])
+            holder.rollback()
+            with refused("ZB013"):
+                under_way.result()
 
-    def test_the_request_id_is_kept(self, conn: Connection) -> None:
-        number = draft(conn, None, die(conn), request_id="req-1")
-        conn.execute("select bartleby.start_replay(%s, 'a', 'r', p_request_id => 'req-2')", [number])
-        assert replay_of(conn, number)["request_id"] == "req-1"
-        assert column(conn, "select request_id from bartleby.audit_log where request_id is not null order by id") == [
-            "req-1",
-            "req-2",
-        ]
-
-    def test_a_cancel_waits_for_a_step_and_not_longer(self, conn: Connection, connect: Connect) -> None:
+    def test_cancel_waits_for_the_step_under_way(self, conn: Connection, connect: Connect) -> None:
         number = started(conn, die(conn, 3))
         stepping, operator = connect(autocommit=False), connect()
         step(stepping, 1)
@@ -657,34 +476,43 @@ class TestGoverning:
         assert steps(conn) == []
         assert replay_of(conn, number)["waiting"] == 2
 
-    def test_of_two_starts_one_is_told(self, conn: Connection, connect: Connect) -> None:
+    def test_of_two_starts_one_is_refused(self, conn: Connection, connect: Connect) -> None:
         number = plan(conn, die(conn))
-        one, two = connect(autocommit=False), connect()
+        one, two, late = connect(autocommit=False), connect(), connect(autocommit=False)
+        late.execute("set transaction isolation level repeatable read")
+        late.execute("select 1 from bartleby.queue")
         start(one, number)
         with waiting(conn, two, lambda conn: start(conn, number), for_whom=one) as second:
             one.commit()
             with refused("ZB015", "is running"):
                 second.result()
-
-    def test_an_old_snapshot_starts_nothing(self, conn: Connection, connect: Connect) -> None:
-        number = plan(conn, die(conn))
-        late = connect(autocommit=False)
-        late.execute("set transaction isolation level repeatable read")
-        late.execute("select 1 from bartleby.queue")
-        start(conn, number)
         with pytest.raises(psycopg.errors.SerializationFailure):
             start(late, number)
-
-    def test_an_old_snapshot_makes_no_step(self, conn: Connection, connect: Connect) -> None:
-        started(conn, die(conn))
-        late = connect(autocommit=False)
+        late.rollback()
         late.execute("set transaction isolation level repeatable read")
         with refused("ZB007"):
             steps(late)
 
+    def test_target_is_not_dropped_in_the_middle_of_a_step(self, conn: Connection, connect: Connect) -> None:
+        create(conn, "other")
+        (sent,) = die(conn)
+        number = started(conn, [sent], to="other")
+        holder, stepping, dropping = connect(autocommit=False), connect(), connect()
+        holder.execute("select from bartleby.replay_item where replay_id = %s for update", [number])
+        with waiting(conn, stepping, steps, for_whom=holder) as under_way:
+            drop = "select bartleby.drop_queue('other')"
+            with waiting(conn, dropping, lambda conn: conn.execute(drop), for_whom=stepping) as dropped:
+                holder.rollback()
+                under_way.result()
+                with refused("ZB009", "still has messages"):
+                    dropped.result()
+        assert letter_of(conn, sent)["status"] == "replayed"
+        assert work_all(conn, "other") == [sent]
+        adds_up(conn)
+
 
 class TestDroppedQueues:
-    def test_with_letters_that_wait(self, conn: Connection) -> None:
+    def test_letters_of_a_dropped_queue_are_skipped_and_their_messages_gone(self, conn: Connection) -> None:
         number = started(conn, die(conn, 3))
         step(conn, 1)
         conn.execute("select bartleby.drop_queue('q', true)")
@@ -697,8 +525,7 @@ class TestDroppedQueues:
         adds_up(conn)
 
     @pytest.mark.parametrize("where", ["ready", "leased", "deferred"])
-    def test_with_messages_that_live_in_it_as_guests(self, conn: Connection, where: str) -> None:
-        """Their letters are of another queue, and say what is true."""
+    def test_letters_are_dead_again_if_the_target_is_dropped(self, conn: Connection, where: str) -> None:
         create(conn, "other")
         ids = die(conn, 3)
         number = started(conn, ids[:2], to="other")
@@ -715,7 +542,7 @@ class TestDroppedQueues:
         assert len(change(conn, "replay", *ids)) == 3
         assert sorted(work_all(conn)) == ids
 
-    def test_what_is_done_in_it_stays_resolved(self, conn: Connection) -> None:
+    def test_letters_of_completed_messages_stay_resolved(self, conn: Connection) -> None:
         create(conn, "other")
         ids = die(conn, 2)
         started(conn, ids, to="other")
@@ -725,7 +552,7 @@ class TestDroppedQueues:
         assert statuses(conn) == dict.fromkeys(ids, "resolved")
         assert step(conn)["status"] == "finished"
 
-    def test_letters_of_a_dropped_queue_whose_messages_live_elsewhere(self, conn: Connection) -> None:
+    def test_message_that_lives_elsewhere_survives_its_queue(self, conn: Connection) -> None:
         create(conn, "other")
         (sent,) = die(conn)
         number = started(conn, [sent], to="other")
@@ -736,21 +563,4 @@ class TestDroppedQueues:
         assert kill_all(conn, "other") == [sent]
         found = letter_of(conn, sent)
         assert (found["queue"], found["cycle"], found["status"]) == ("other", 2, "dead")
-        adds_up(conn)
-
-    def test_the_target_is_dropped_in_the_middle_of_a_step(self, conn: Connection, connect: Connect) -> None:
-        create(conn, "other")
-        (sent,) = die(conn)
-        number = started(conn, [sent], to="other")
-        holder, stepping, dropping = connect(autocommit=False), connect(), connect()
-        holder.execute("select from bartleby.replay_item where replay_id = %s for update", [number])
-        with waiting(conn, stepping, steps, for_whom=holder) as under_way:
-            drop = "select bartleby.drop_queue('other')"
-            with waiting(conn, dropping, lambda conn: conn.execute(drop), for_whom=stepping) as dropped:
-                holder.rollback()
-                under_way.result()
-                with refused("ZB009", "still has messages"):
-                    dropped.result()
-        assert letter_of(conn, sent)["status"] == "replayed"
-        assert work_all(conn, "other") == [sent]
         adds_up(conn)

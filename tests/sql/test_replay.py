@@ -63,7 +63,7 @@ def test_same_message_comes_again_with_new_attempts(conn: Connection, connect: C
     worker.execute(f'listen "{value(worker, "select bartleby.channel(%s)", "q")}"')
     worker.execute("select bartleby.idle('q')")
     assert replay(conn, sent, reason="deployed 1.2") == [sent]
-    assert len(list(worker.notifies(timeout=30, stop_after=1))) == 1, "an idle worker is woken"
+    assert list(worker.notifies(timeout=30, stop_after=1)), "an idle worker is woken"
     found = letter(conn)
     assert (found["status"], found["replayed_by"], found["replay_reason"]) == ("replayed", "ann", "deployed 1.2")
     assert found["replayed_at"] is not None
