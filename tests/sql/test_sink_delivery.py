@@ -1,0 +1,415 @@
+"""What sinks collect, refuse and get again, and how long events are kept for them."""
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.kit.clock import Clock
+from tests.kit.events import (
+    about,
+    audited,
+    documents,
+    everything,
+    kinds,
+    put_sink,
+    received,
+    report,
+    sink_of,
+)
+from tests.kit.plans import bury, change, die, die_of, started, steps
+from tests.kit.refusals import check_refusals
+from tests.kit.sql import (
+    Connect,
+    Connection,
+    Row,
+    ack,
+    claim,
+    column,
+    create,
+    drain,
+    release,
+    rows,
+    stats,
+    value,
+    waiting,
+)
+
+DAY = 86400.0
+LONG_AGO, AT_LAST = "-infinity", "infinity"
+
+
+@pytest.fixture
+def conn(conn: Connection) -> Connection:
+    create(conn)
+    return conn
+
+
+def refuse(conn: Connection, told: list[Row], sink: str = "bus", why: str = "too large") -> int:
+    refusals = [{"id": each["id"], "error_type": "Refused", "error": why, "worker": "relay-1"} for each in told]
+    return int(value(conn, "select bartleby.refuse_events(%s, %s)", sink, Jsonb(refusals)))
+
+
+def emitted(conn: Connection, after: int = 0, limit: int = 100, sink: str = "bus") -> list[Row]:
+    return rows(conn, "select * from bartleby.emitted(%s, %s, %s, %s, %s)", sink, LONG_AGO, AT_LAST, after, limit)
+
+
+def emit_again(conn: Connection, references: Any, sink: str = "bus") -> int:
+    return int(value(conn, "select bartleby.emit_again(%s, %s, 'ann', 'it was lost')", sink, Jsonb(references)))
+
+
+class TestCollection:
+    def test_sinks_collect_their_types(self, conn: Connection) -> None:
+        letters, others = ["dead_letter.created", "dead_letter.discarded"], ["group.opened", "breaker.opened"]
+        wanted = {
+            "all": (["*"], [others[0], *letters, others[1]]),
+            "letters": (["dead_letter.*"], letters),
+            "created": (["dead_letter.created"], letters[:1]),
+            "others": (["group.*", "breaker.opened"], others),
+            "replays": (["replay.*"], []),
+            "twice": (["*", "group.opened"], [others[0], *letters, others[1]]),
+        }
+        for name, (types, _) in wanted.items():
+            put_sink(conn, name, types=types)
+        change(conn, "discard", *die(conn))
+        conn.execute("select bartleby.open_breaker('q', 'storm', '0')")
+        assert {name: kinds(received(conn, name)) for name in wanted} == {
+            name: expected for name, (_, expected) in wanted.items()
+        }
+
+    def test_sinks_collect_their_queues_and_what_has_no_queue(self, conn: Connection) -> None:
+        create(conn, "other")
+        wanted: dict[str, tuple[list[str] | None, set[str]]] = {
+            "all": (None, {"q", "other"}),
+            "one": (["q"], {"q"}),
+            "elsewhere": (["no"], set()),
+            "none": ([], set()),
+        }
+        for name, (queues, _) in wanted.items():
+            put_sink(conn, name, queues=queues, types=["dead_letter.*", "group.*"])
+        put_sink(conn, queues=["no"])
+        report(conn, error="down")
+        die(conn)
+        die(conn, 1, "other")
+        found = {name: {each["data"]["queue"] for each in received(conn, name)} for name in wanted}
+        assert found == {name: expected for name, (_, expected) in wanted.items()}
+        assert kinds(received(conn)) == ["sink.degraded"]
+
+    def test_each_sink_gets_its_own_references(self, conn: Connection) -> None:
+        put_sink(conn, "all")
+        put_sink(conn, "alarms", types=["group.*"])
+        put_sink(conn, "letters", types=["dead_letter.*"])
+        die(conn, 150)
+        assert (stats(conn, "sink.all")["ready"], stats(conn, "sink.alarms")["ready"]) == (3, 1)
+        assert len(received(conn, "all")) == 151
+        assert kinds(received(conn, "alarms")) == ["group.opened"]
+        assert len(received(conn, "letters")) == 150
+
+    def test_one_reference_stands_for_a_hundred_letters(self, conn: Connection) -> None:
+        put_sink(conn, types=["dead_letter.*"])
+        die(conn, 100)
+        (reference,) = drain(conn, "sink.bus")
+        assert reference == {"event": value(conn, "select max(id) from bartleby.events")}
+
+    def test_sink_and_its_filter_apply_to_later_events(self, conn: Connection) -> None:
+        die(conn)
+        assert value(conn, "select count(*) from bartleby.log where queue <> 1") == 0, "no sink, nothing written"
+        put_sink(conn)
+        die(conn, fingerprint="new")
+        put_sink(conn, types=["breaker.*"])
+        die(conn)
+        assert kinds(received(conn)) == ["group.opened", "dead_letter.created"]
+
+    def test_paused_sink_collects(self, conn: Connection) -> None:
+        put_sink(conn)
+        conn.execute("select bartleby.pause_sink('bus', 'ann', 'a moment')")
+        die(conn)
+        assert received(conn) == []
+        found = sink_of(conn)
+        assert (found["state"], found["waiting"]) == ("paused", 2)
+        assert found["oldest_waiting_at"] is not None
+        conn.execute("select bartleby.resume_sink('bus', 'ann', 'on')")
+        assert sink_of(conn)["state"] == "working"
+        assert kinds(received(conn)) == ["group.opened", "dead_letter.created"]
+
+    def test_letters_of_sinks_have_no_events(self, conn: Connection) -> None:
+        """Else a sink that refuses everything is told of that for ever."""
+        put_sink(conn)
+        put_sink(conn, "other")
+        die(conn)
+        assert refuse(conn, received(conn)) == 2
+        bury(conn, claim(conn, 10, "sink.other"))
+        letters = column(conn, "select message_id from bartleby.dead_letters where queue like 'sink.%%'")
+        change(conn, "discard", *letters)
+        change(conn, "restore", *letters)
+        change(conn, "replay", *letters)
+        told = everything(conn, kind="dead_letter")
+        assert {each["data"]["queue"] for each in told} == {"q"}
+        assert len(told) == 1
+
+    def test_idle_relay_is_woken(self, connect: Connect, conn: Connection) -> None:
+        put_sink(conn)
+        relay = connect()
+        relay.execute(f"listen {value(conn, 'select bartleby.channel(%s)', 'sink.bus')}".encode())
+        conn.execute("select bartleby.idle('sink.bus')")
+        die(conn)
+        assert [note.channel for note in relay.notifies(timeout=10, stop_after=1)] != []
+
+
+class TestRefusals:
+    def test_refused_events_are_dead_letters_of_the_sink(self, conn: Connection) -> None:
+        put_sink(conn)
+        die(conn)
+        told = received(conn)
+        assert refuse(conn, told) == 2
+        found = rows(conn, "select * from bartleby.dead_letters where queue = 'sink.bus' order by message_id")
+        group, letter = column(conn, "select id from bartleby.events where queue = 'q' order by id")
+        assert [each["payload"] for each in found] == [{"event": group}, {"event": letter, "ordinals": [1]}]
+        assert documents(conn, [each["payload"] for each in found]) == told
+        assert [each["key"] for each in found] == [each["id"] for each in told]
+        assert {
+            (each["status"], each["reason"], each["error_type"], each["error"], each["worker"]) for each in found
+        } == {("dead", "terminal", "Refused", "too large", "relay-1")}
+        assert sink_of(conn)["refused"] == 2
+        ledger = rows(conn, "select outcome, verdict, rule from bartleby.attempts where queue = 'sink.bus'")
+        assert ledger == [{"outcome": "rejected", "verdict": "dead", "rule": "the sink refused it"}] * 2
+        assert rows(conn, "select dead, error_type from bartleby.groups where queue = 'sink.bus'") == [
+            {"dead": 2, "error_type": "Refused"}
+        ]
+
+    def test_refusal_is_recorded_once_for_each_sink(self, conn: Connection) -> None:
+        put_sink(conn)
+        put_sink(conn, "other", types=["dead_letter.*"])
+        die(conn)
+        told = received(conn)
+        assert [refuse(conn, [*told, *told]), refuse(conn, told), sink_of(conn)["refused"]] == [2, 0, 2]
+        assert (sink_of(conn, "other")["refused"], sink_of(conn, "other")["waiting"]) == (0, 1)
+        anonymous = [{"id": each["id"], "error_type": "Refused"} for each in received(conn, "other")]
+        assert value(conn, "select bartleby.refuse_events('other', %s)", Jsonb(anonymous)) == 1
+        assert column(conn, "select worker from bartleby.dead_letters where queue = 'sink.other'") == [""]
+        for number in ("", "x", "0a0a0a0a", "0a0a0a0a.", "0a0a0a0a.1.2.3", "0a0a0a0a.1; drop", None):
+            assert refuse(conn, [{"id": number}]) == 0, number
+        assert sink_of(conn)["refused"] == 2
+
+    def test_of_two_refusals_at_once_one_is_recorded(self, connect: Connect, conn: Connection) -> None:
+        put_sink(conn)
+        die(conn)
+        told = received(conn)
+        assert refuse(conn, told[:1]) == 1  # so nobody waits to open their group
+        one, two = connect(autocommit=False), connect()
+        assert refuse(one, told[1:]) == 1
+        with waiting(conn, two, lambda conn: refuse(conn, told[1:]), for_whom=one) as second:
+            one.commit()
+            assert second.result() == 0
+        assert sink_of(conn)["refused"] == 2
+
+    def test_sink_that_refuses_everything_is_reported_and_comes_to_rest(self, conn: Connection) -> None:
+        """That it refuses is news for others, and for itself: each alarm is one more refusal, and each comes later."""
+        put_sink(conn)
+        put_sink(conn, "alarms", types=["group.*"])
+        die(conn, 30)
+        rounds = 0
+        while told := received(conn):
+            refuse(conn, told)
+            while value(conn, "select bartleby.tally()"):
+                pass
+            rounds += 1
+            assert rounds < 10
+        assert [(each["type"].rpartition(".")[2], each["data"]["queue"]) for each in received(conn, "alarms")] == [
+            ("opened", "q"),
+            ("opened", "sink.bus"),
+            ("escalated", "q"),
+            ("escalated", "sink.bus"),
+        ]
+
+    @pytest.mark.parametrize("by", ["hand", "plan"])
+    def test_refused_events_are_replayed_unchanged(self, conn: Connection, by: str) -> None:
+        put_sink(conn, include_payload=True)
+        die_of(conn, {"n": 123456789012345678901234567890, "nothing": None})
+        told = received(conn)
+        refuse(conn, told)
+        ids = column(conn, "select message_id from bartleby.dead_letters where queue = 'sink.bus' order by message_id")
+        if by == "hand":
+            change(conn, "replay", *ids)
+        else:
+            started(conn, "queue:sink.bus")
+            steps(conn)
+        assert [each for each in received(conn) if each in told] == told
+        assert set(column(conn, "select status from bartleby.dead_letters where queue = 'sink.bus'")) == {"resolved"}
+
+    @pytest.mark.parametrize("action", ["replay", "discard", "resolve"])
+    def test_event_refused_again_is_dead_again(self, conn: Connection, action: str) -> None:
+        put_sink(conn)
+        die(conn)
+        told = received(conn)
+        refuse(conn, told)
+        ids = column(conn, "select message_id from bartleby.dead_letters where queue = 'sink.bus'")
+        change(conn, "discard" if action == "discard" else "replay", *ids)
+        if action == "resolve":
+            drain(conn, "sink.bus")
+        assert sink_of(conn)["refused"] == 0
+        if action != "replay":
+            emit_again(conn, [{"event": each["event_id"]} for each in emitted(conn)])
+        claimed = claim(conn, 10, "sink.bus")
+        refuse(conn, [each for each in documents(conn, claimed.payloads) if each in told])
+        ack(conn, claimed.lease)
+        assert sink_of(conn)["refused"] == 2
+
+    def test_one_event_of_many_is_refused_alone(self, conn: Connection) -> None:
+        put_sink(conn, types=["dead_letter.*"])
+        die(conn, 120)
+        told = received(conn)
+        assert refuse(conn, [told[6], told[119]]) == 2
+        payloads = column(
+            conn, "select payload from bartleby.dead_letters where queue = 'sink.bus' order by message_id"
+        )
+        assert documents(conn, payloads) == [told[6], told[119]]
+
+    def test_refused_events_contain_no_erased_value(self, conn: Connection) -> None:
+        put_sink(conn, include_payload=True)
+        die_of(conn, "customer-7's order", key="customer-7", failure={"error": "customer-7 is unknown"})
+        refuse(conn, received(conn))
+        assert value(conn, "select bartleby.erase_key('customer-7', 'ann', 'asked for')") >= 1
+        assert "customer-7" not in json.dumps(rows(conn, "select * from bartleby.dead_letters"), default=str)
+
+
+class TestReconciling:
+    def test_pages_have_every_event_once(self, conn: Connection) -> None:
+        put_sink(conn)
+        for count in (1, 250, 3, 100):
+            die(conn, count)
+        change(conn, "discard", *column(conn, "select message_id from bartleby.dead_letters"))
+        told = [each["id"] for each in everything(conn)]
+        for limit in (1, 2, 3, 100):
+            after, found = 0, list[Row]()
+            while page := emitted(conn, after, limit):
+                assert len({each["event_id"] for each in page}) <= limit
+                found += page
+                after = page[-1]["event_id"]
+            assert [each["id"] for each in found] == told
+        last = emitted(conn, limit=10_000)[-1]
+        assert [
+            each["id"] for each in documents(conn, [{"event": last["event_id"], "ordinals": [last["ordinal"]]}])
+        ] == [told[-1]]
+
+    def test_emitted_events_are_those_of_the_sink(self, conn: Connection) -> None:
+        create(conn, "other")
+        put_sink(conn, types=["dead_letter.*"], queues=["other"])
+        die(conn, 3)
+        die(conn, 2, "other")
+        assert [each["id"] for each in emitted(conn)] == [each["id"] for each in received(conn)]
+
+    def test_emitted_events_are_those_of_the_period(self, conn: Connection, clock: Clock) -> None:
+        put_sink(conn, types=["dead_letter.*"])
+        die(conn)
+        clock.advance(3600)
+        since = value(conn, "select bartleby.clock()")
+        (sent,) = die(conn)
+        clock.advance(3600)
+        until = value(conn, "select bartleby.clock()")
+        die(conn)
+        found = rows(conn, "select * from bartleby.emitted('bus', %s, %s)", since, until)
+        assert [each["id"] for each in found] == [each["id"] for each in received(conn) if about([each], sent)]
+        assert since <= found[0]["created_at"] < until
+
+    def test_events_sent_again_have_the_same_ids(self, conn: Connection) -> None:
+        put_sink(conn)
+        die(conn, 3)
+        told = received(conn)
+        group, letters = column(conn, "select id from bartleby.events order by id")
+        assert emit_again(conn, [{"event": letters, "ordinals": [3, 1]}, {"event": group}]) == 2
+        assert drain(conn, "sink.bus") == [{"event": letters, "ordinals": [3, 1]}, {"event": group}]
+        emit_again(conn, [{"event": letters, "ordinals": [3, 1]}, {"event": group, "ordinals": None}])
+        assert received(conn) == [told[1], told[3], told[0]]
+        first = audited(conn, "sink.emit_again")[0]
+        assert (first["actor"], first["reason"], first["after"]) == ("ann", "it was lost", {"references": 2})
+
+    def test_references_are_sent_again_in_their_order_or_refused(self, conn: Connection) -> None:
+        put_sink(conn)
+        bad: list[Any] = [
+            *({}, None, "x", [1], [None], [{}], [{"event": "1"}], [{"event": None}]),
+            *([{"event": 1.5}], [{"event": -1}], [{"event": 10**30}], [{"event": 1, "ordinals": 1}]),
+        ]
+        check_refusals((str(given), partial(emit_again, conn, given), "ZB008", "references") for given in bad)
+        asked = [{"event": number} for number in (*range(500, 0, -1), *range(1, 500))]
+        assert emit_again(conn, asked) == 999
+        assert drain(conn, "sink.bus") == asked
+
+
+class TestKeeping:
+    """Events are kept for 30 days, and as long as a sink has not heard of them."""
+
+    @pytest.fixture(autouse=True)
+    def _letters_are_kept_for_long(self, conn: Connection) -> None:
+        create(conn, "q", retention="10 years")
+
+    def prune(self, conn: Connection) -> int:
+        return int(value(conn, "select rows from bartleby.prune() where what = 'events'"))
+
+    def test_events_are_kept_for_thirty_days_and_until_every_sink_has_them(
+        self, conn: Connection, clock: Clock
+    ) -> None:
+        die(conn, 3)
+        put_sink(conn, types=["dead_letter.*"])
+        put_sink(conn, "slow", types=["dead_letter.*"])
+        die(conn, 2)
+        clock.advance(29 * DAY)
+        assert self.prune(conn) == 0
+        clock.advance(2 * DAY)
+        assert self.prune(conn) == 2, "those from before the sinks"
+        assert kinds(received(conn)) == ["dead_letter.created"] * 2
+        assert self.prune(conn) == 0
+        assert len(received(conn, "slow")) == 2
+        assert self.prune(conn) == 1
+
+    def test_leased_and_deferred_events_are_kept(self, conn: Connection, clock: Clock) -> None:
+        put_sink(conn)
+        die(conn)
+        claimed = claim(conn, 10, "sink.bus", lease="100 days")
+        clock.advance(31 * DAY)
+        assert self.prune(conn) == 0
+        assert len(documents(conn, claimed.payloads)) == 2
+        release(conn, claimed.lease, delay="40 days")
+        clock.advance(31 * DAY)
+        assert self.prune(conn) == 0
+        clock.advance(10 * DAY)
+        assert len(received(conn)) == 2
+
+    def test_event_retried_behind_newer_ones_is_kept(self, conn: Connection, clock: Clock) -> None:
+        put_sink(conn, types=["dead_letter.*"])
+        die(conn)
+        old = claim(conn, 10, "sink.bus")
+        clock.advance(10 * DAY)
+        die(conn)
+        release(conn, old.lease)
+        clock.advance(25 * DAY)
+        self.prune(conn)
+        told = received(conn)
+        assert len(told) == 2
+
+    @pytest.mark.parametrize("deed", ["discard", "hold"])
+    def test_refused_event_that_can_be_restored_is_kept(self, conn: Connection, clock: Clock, deed: str) -> None:
+        put_sink(conn, types=["dead_letter.*"])
+        die(conn)
+        told = received(conn)
+        clock.advance(20 * DAY)
+        refuse(conn, told)
+        ids = column(conn, "select message_id from bartleby.dead_letters where queue = 'sink.bus'")
+        change(conn, deed, *ids)
+        clock.advance(11 * DAY)
+        self.prune(conn)
+        change(conn, "restore" if deed == "discard" else "release", *ids)
+        change(conn, "replay", *ids)
+        assert [each for each in received(conn) if each in told] == told
+
+    def test_event_sent_again_is_kept(self, conn: Connection, clock: Clock) -> None:
+        put_sink(conn, types=["dead_letter.*"])
+        die(conn)
+        told = received(conn)
+        clock.advance(29 * DAY)
+        emit_again(conn, [{"event": each["event_id"]} for each in emitted(conn)])
+        clock.advance(2 * DAY)
+        self.prune(conn)
+        assert [each["id"] for each in received(conn)] == [each["id"] for each in told]
