@@ -1,4 +1,4 @@
-"""Replayed by hand, while readers, workers and operators are at it too."""
+"""Replays by hand in pgmq while readers, workers and operators work on the same messages."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def replay_by_hand(conn: Connection) -> None:
     conn.execute("select pgmq.delete('jobs_dlq', %s::bigint)", [found["msg_id"]])
 
 
-def test_what_is_being_read_is_looked_at_again(conn: Connection, connect: Connect) -> None:
+def test_message_that_is_being_read_is_watched_again(conn: Connection, connect: Connect) -> None:
     dead(conn, 1)
     replay_by_hand(conn)
     reader = connect(autocommit=False)
@@ -27,7 +27,7 @@ def test_what_is_being_read_is_looked_at_again(conn: Connection, connect: Connec
     assert statuses(conn) == {"1": "replayed"}
 
 
-def test_it_is_the_same_letter_where_a_worker_was_faster(conn: Connection) -> None:
+def test_worker_that_was_faster_uses_the_same_letter(conn: Connection) -> None:
     (sent,) = dead(conn, 1)
     replay_by_hand(conn)
     claimed = claim(conn)
@@ -41,7 +41,7 @@ def test_it_is_the_same_letter_where_a_worker_was_faster(conn: Connection) -> No
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_and_by_us_at_the_same_time_it_lives_once(conn: Connection, planned: bool) -> None:
+def test_replay_by_hand_and_by_us_lives_once(conn: Connection, planned: bool) -> None:
     """Nobody has watched yet."""
     first, second = dead(conn, 1, 2)
     replay_by_hand(conn)
@@ -60,7 +60,7 @@ def test_and_by_us_at_the_same_time_it_lives_once(conn: Connection, planned: boo
     agrees(conn)
 
 
-def test_two_of_three_equal_ones(conn: Connection) -> None:
+def test_equal_payloads_are_paired_one_by_one(conn: Connection) -> None:
     dead(conn, 1, 1, 1)
     replay_by_hand(conn)
     replay_by_hand(conn)
@@ -69,7 +69,7 @@ def test_two_of_three_equal_ones(conn: Connection) -> None:
     agrees(conn)
 
 
-def test_a_new_queue_is_not_taken_for_the_old_one(conn: Connection) -> None:
+def test_new_queue_is_not_mistaken_for_the_old_one(conn: Connection) -> None:
     """Nobody has watched yet, and the new message has the id that the replayed one had."""
     (sent,) = dead(conn, 1)
     replay(conn, sent)
@@ -83,11 +83,11 @@ def test_a_new_queue_is_not_taken_for_the_old_one(conn: Connection) -> None:
     agrees(conn)
 
 
-def test_and_by_us_while_the_hand_is_at_it(conn: Connection, connect: Connect) -> None:
+def test_replay_by_us_skips_a_letter_locked_by_hand(conn: Connection, connect: Connect) -> None:
     (sent,) = dead(conn, 1)
     hand = connect(autocommit=False)
     replay_by_hand(hand)
-    conn.execute("set statement_timeout = '20s'")
+    conn.execute("set statement_timeout = '60s'")
     assert column(conn, "select bartleby.replay(%s, 'ann', 'x')", [sent]) == []
     hand.commit()
     assert watch(conn) == 1
@@ -95,7 +95,7 @@ def test_and_by_us_while_the_hand_is_at_it(conn: Connection, connect: Connect) -
     agrees(conn)
 
 
-def test_what_the_hand_took_is_not_discarded(conn: Connection) -> None:
+def test_letter_replayed_by_hand_is_not_discarded(conn: Connection) -> None:
     """Restored and replayed later it would live twice."""
     (sent,) = dead(conn, 1)
     replay_by_hand(conn)

@@ -34,7 +34,7 @@ def bartleby(dsn: str, folder: Path, *words: str, **environment: str) -> "subpro
     (folder / "shop.py").write_text(APP)
     command = [sys.executable, "-m", "bartleby", "--dsn", dsn, *words]
     return subprocess.run(
-        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=100
     )
 
 
@@ -58,7 +58,7 @@ def archiving(dsn: str) -> Iterator[None]:
         reader.join()
 
 
-def test_a_worker_over_pgmq(conn: Connection, dsn: str, tmp_path: Path) -> None:
+def test_worker_runs_over_pgmq(conn: Connection, dsn: str, tmp_path: Path) -> None:
     conn.execute("select pgmq.create('jobs')")
     put(conn, "good", "poison", "hopeless")
     done = bartleby(dsn, tmp_path, "work", "shop:app", "--pgmq", QUEUE, "--until-idle", BARTLEBY_PGMQ_MAX_ATTEMPTS="3")
@@ -73,7 +73,7 @@ def test_a_worker_over_pgmq(conn: Connection, dsn: str, tmp_path: Path) -> None:
     agrees(conn)
 
 
-def test_the_letters_are_those_of_every_command(conn: Connection, dsn: str, tmp_path: Path) -> None:
+def test_commands_show_and_replay_its_letters(conn: Connection, dsn: str, tmp_path: Path) -> None:
     made(conn, max_attempts=1)
     put(conn, "poison")
     assert bartleby(dsn, tmp_path, "work", "shop:app", "--pgmq", QUEUE, "--until-idle").returncode == 0
@@ -87,7 +87,7 @@ def test_the_letters_are_those_of_every_command(conn: Connection, dsn: str, tmp_
     assert [each["status"] for each in letters(conn)] == ["resolved"]
 
 
-def test_attached_by_hand(conn: Connection, dsn: str, tmp_path: Path) -> None:
+def test_queue_is_attached_by_command(conn: Connection, dsn: str, tmp_path: Path) -> None:
     missing = bartleby(dsn, tmp_path, "queues", "attach", QUEUE)
     assert missing.returncode != 0
     assert "pgmq has no queue 'jobs'" in missing.stderr
@@ -100,6 +100,7 @@ def test_attached_by_hand(conn: Connection, dsn: str, tmp_path: Path) -> None:
     assert value(conn, "select max_attempts from bartleby.queues") == 7
 
 
+@pytest.mark.own_database
 class TestWithoutPgmq:
     """A database in which pgmq was never installed."""
 
@@ -107,16 +108,15 @@ class TestWithoutPgmq:
     def template(self) -> str:
         return "template0"
 
-    def test_it_is_said_what_is_missing(self, conn: Connection, dsn: str, tmp_path: Path) -> None:
+    def test_missing_pgmq_is_reported_and_may_come_later(
+        self, conn: Connection, dsn: str, tmp_path: Path, bare: str
+    ) -> None:
         assert bartleby(dsn, tmp_path, "install").returncode == 0
         assert rows(conn, "select proname from pg_proc where proname like 'pgmq%'") == []
         done = bartleby(dsn, tmp_path, "queues", "attach", QUEUE)
         assert done.returncode != 0
         assert "no pgmq" in done.stderr
         assert "bartleby install" in done.stderr
-
-    def test_it_may_come_later(self, conn: Connection, dsn: str, tmp_path: Path, bare: str) -> None:
-        assert bartleby(dsn, tmp_path, "install").returncode == 0
         conn.execute(bare.encode())
         conn.execute("select pgmq.create('jobs')")
         assert bartleby(dsn, tmp_path, "install").returncode == 0

@@ -1,4 +1,4 @@
-"""Back into pgmq, from any surface or by hand; and what is done there without asking us."""
+"""Letters go back into pgmq by a replay, a plan or by hand; and changes made in pgmq itself."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def statuses(conn: Connection) -> dict[Any, str]:
 
 
 class TestReplay:
-    def test_it_goes_back_with_its_lineage(self, conn: Connection) -> None:
+    def test_message_returns_with_its_lineage(self, conn: Connection) -> None:
         (sent,) = dead(conn, {"n": 1})
         replay(conn, sent)
         assert (inside(conn), inside(conn, SIBLING)) == ([{"n": 1}], [])
@@ -47,7 +47,7 @@ class TestReplay:
         assert rows(conn, "select * from bartleby.pgmq_message where msg_id is not null") == []
         agrees(conn)
 
-    def test_it_dies_again_into_the_same_letter(self, conn: Connection) -> None:
+    def test_message_dies_again_into_the_same_letter(self, conn: Connection) -> None:
         (sent,) = dead(conn, 1)
         replay(conn, sent)
         (got,) = read(conn)
@@ -68,7 +68,7 @@ class TestReplay:
         assert shown["original_msg_id"] == 1
         agrees(conn)
 
-    def test_by_a_plan_and_its_outcomes(self, conn: Connection) -> None:
+    def test_plan_gets_its_outcomes(self, conn: Connection) -> None:
         ids = dead(conn, 1, 2, 3)
         plan = value(conn, "select bartleby.plan_replay(null, 'ann', 'fixed', p_ids => %s)", ids)
         conn.execute("select bartleby.start_replay(%s, 'ann', 'fixed')", [plan])
@@ -85,7 +85,7 @@ class TestReplay:
         assert found == {"status": "finished", "done": 2, "died_again": 1}
         agrees(conn)
 
-    def test_a_canary_has_one_attempt(self, conn: Connection) -> None:
+    def test_canary_has_one_attempt(self, conn: Connection) -> None:
         ids = dead(conn, 1, 2, max_attempts=1)
         conn.execute("select bartleby.configure_queue('jobs', '{\"max_attempts\": 5}')")
         plan = value(
@@ -101,7 +101,7 @@ class TestReplay:
         assert got["message"] == 1
         agrees(conn)
 
-    def test_with_a_patch(self, conn: Connection) -> None:
+    def test_patched_payload_returns(self, conn: Connection) -> None:
         ids = dead(conn, {"n": 1})
         patch = '{"patch": [{"op": "replace", "path": "/n", "value": 2}]}'
         plan = value(conn, "select bartleby.plan_replay(null, 'ann', 'x', p_ids => %s, p_options => %s)", ids, patch)
@@ -113,7 +113,7 @@ class TestReplay:
         (letter,) = letters(conn)
         assert (letter["payload"], letter["edited"], inside(conn, SIBLING)) == ({"n": 1}, {"n": 2}, [{"n": 2}])
 
-    def test_to_a_queue_of_our_own_and_back(self, conn: Connection) -> None:
+    def test_letter_goes_to_another_queue_and_back(self, conn: Connection) -> None:
         (sent,) = dead(conn, 1)
         conn.execute("select bartleby.create_queue('ours')")
         query = "select bartleby.plan_replay(null, 'ann', 'x', p_ids => %s, p_options => %s)"
@@ -132,7 +132,7 @@ class TestReplay:
         value(conn, "select count(*) from bartleby.advance_replays()")
         assert inside(conn) == [1]
 
-    def test_into_a_queue_that_was_dropped(self, conn: Connection) -> None:
+    def test_replay_into_a_dropped_queue_is_refused(self, conn: Connection) -> None:
         (sent,) = dead(conn, 1)
         conn.execute("select pgmq.drop_queue('jobs')")
         with refused("ZB009", "pgmq has it no more"):
@@ -143,7 +143,7 @@ class TestReplay:
 
 
 class TestTheSibling:
-    def test_discard_restore_and_retention(self, conn: Connection) -> None:
+    def test_sibling_follows_discard_restore_and_retention(self, conn: Connection) -> None:
         first, second = dead(conn, 1, 2)
         change(conn, "discard", first)
         assert inside(conn, SIBLING) == [2]
@@ -155,13 +155,13 @@ class TestTheSibling:
         assert rows(conn, "select * from bartleby.pgmq_message") == []
         assert second
 
-    def test_what_is_erased_is_not_there(self, conn: Connection) -> None:
+    def test_erased_letter_is_not_in_the_sibling(self, conn: Connection) -> None:
         dead(conn, 1)
         conn.execute("select bartleby.configure_queue('jobs', '{\"payload_retention\": 0}')")
         conn.execute("select count(*) from bartleby.prune()")
         assert ([each["payload"] for each in letters(conn)], inside(conn, SIBLING)) == ([None], [])
 
-    def test_it_is_made_again_where_somebody_dropped_it(self, conn: Connection) -> None:
+    def test_dropped_sibling_is_created_again(self, conn: Connection) -> None:
         dead(conn, 1)
         conn.execute("select pgmq.drop_queue('jobs_dlq')")
         assert watch(conn) == 0
@@ -179,7 +179,7 @@ class TestByHand:
         put(conn, found["message"])
         conn.execute("select pgmq.delete('jobs_dlq', %s::bigint)", [found["msg_id"]])
 
-    def test_a_replay_is_noticed(self, conn: Connection) -> None:
+    def test_replay_by_hand_is_noticed(self, conn: Connection) -> None:
         (sent,) = dead(conn, {"n": 1})
         self.replay(conn)
         assert watch(conn) == 1
@@ -193,7 +193,7 @@ class TestByHand:
         assert (letter["message_id"], letter["cycle"], letter["status"]) == (sent, 2, "dead")
         agrees(conn)
 
-    def test_what_left_and_is_nowhere(self, conn: Connection) -> None:
+    def test_letter_that_left_the_sibling_is_discarded(self, conn: Connection) -> None:
         dead(conn, 1)
         conn.execute("select pgmq.delete('jobs_dlq', msg_id) from pgmq.q_jobs_dlq")
         assert watch(conn) == 1
@@ -203,7 +203,7 @@ class TestByHand:
         assert change(conn, "restore", letter["message_id"]) == ["restored"]
         agrees(conn)
 
-    def test_a_message_that_was_deleted_or_archived(self, conn: Connection) -> None:
+    def test_completed_messages_are_forgotten(self, conn: Connection) -> None:
         made(conn)
         one, two = put(conn, 1, 2)
         read(conn)
@@ -216,7 +216,7 @@ class TestByHand:
         assert value(conn, "select count(*) from bartleby.attempts") == 2
 
     @pytest.mark.parametrize("anew", [True, False])
-    def test_a_queue_that_was_dropped(self, conn: Connection, anew: bool) -> None:
+    def test_letters_survive_a_dropped_queue(self, conn: Connection, anew: bool) -> None:
         first, second = dead(conn, 1, 2)
         replay(conn, first)
         conn.execute("select pgmq.drop_queue('jobs')")

@@ -1,4 +1,4 @@
-"""Ten thousand messages of pgmq, some of them poison, and readers that are killed: none is lost, each dies once."""
+"""Ten thousand messages of pgmq, some poisonous, and readers that are killed: none is lost, each dies once."""
 
 import random
 import signal
@@ -14,7 +14,7 @@ from tests.kit.pgmq import QUEUE, SIBLING, agrees, letters, made, watch
 from tests.kit.sql import Connection, column, row, value
 
 MESSAGES, POISON, KILLS = 10_000, 20, 20
-READER = Path(__file__).parents[1] / "kit" / "pgmq_reader.py"
+READER = Path(__file__).parents[2] / "kit" / "pgmq_reader.py"
 
 
 def start(dsn: str, poison: int) -> "subprocess.Popen[bytes]":
@@ -73,7 +73,7 @@ def test_nothing_is_lost_and_each_poisonous_message_dies_once(conn: Connection, 
     agrees(conn)
 
 
-def test_the_reader_is_what_it_says(dsn: str, conn: Connection) -> None:
+def test_reader_fails_poison_and_deletes_the_rest(dsn: str, conn: Connection) -> None:
     """It fails what is poisonous, and deletes the rest in the transaction of its effect."""
     made(conn)
     conn.execute("create table done (n integer not null)")
