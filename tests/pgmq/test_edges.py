@@ -24,9 +24,10 @@ class TestTheSibling:
         assert statuses(conn) == {"1": "replayed", "2": "dead", "3": "dead"}
         agrees(conn)
 
-    def test_ids_of_a_dropped_sibling_are_not_mixed_up(self, conn: Connection) -> None:
+    def test_dropped_sibling_is_created_again_with_ids_of_its_own(self, conn: Connection) -> None:
         first, _second = dead(conn, 1, 2)
         conn.execute("select pgmq.drop_queue('jobs_dlq')")
+        assert watch(conn) == 0
         put(conn, 3)
         read(conn)
         read(conn)

@@ -143,33 +143,19 @@ class TestReplay:
 
 
 class TestTheSibling:
-    def test_sibling_follows_discard_restore_and_retention(self, conn: Connection) -> None:
-        first, second = dead(conn, 1, 2)
+    def test_sibling_follows_discard_restore_erasure_and_retention(self, conn: Connection) -> None:
+        first, _second = dead(conn, 1, 2)
         change(conn, "discard", first)
         assert inside(conn, SIBLING) == [2]
         change(conn, "restore", first)
         assert inside(conn, SIBLING) == [2, 1]
+        conn.execute("select bartleby.configure_queue('jobs', '{\"payload_retention\": 0}')")
+        conn.execute("select count(*) from bartleby.prune()")
+        assert ([each["payload"] for each in letters(conn)], inside(conn, SIBLING)) == ([None, None], [])
         conn.execute("select bartleby.configure_queue('jobs', '{\"retention\": 0}')")
         conn.execute("select count(*) from bartleby.prune()")
         assert (letters(conn), inside(conn, SIBLING)) == ([], [])
         assert rows(conn, "select * from bartleby.pgmq_message") == []
-        assert second
-
-    def test_erased_letter_is_not_in_the_sibling(self, conn: Connection) -> None:
-        dead(conn, 1)
-        conn.execute("select bartleby.configure_queue('jobs', '{\"payload_retention\": 0}')")
-        conn.execute("select count(*) from bartleby.prune()")
-        assert ([each["payload"] for each in letters(conn)], inside(conn, SIBLING)) == ([None], [])
-
-    def test_dropped_sibling_is_created_again(self, conn: Connection) -> None:
-        dead(conn, 1)
-        conn.execute("select pgmq.drop_queue('jobs_dlq')")
-        assert watch(conn) == 0
-        put(conn, 2)
-        read(conn)
-        read(conn)
-        assert statuses(conn) == {"1": "dead", "2": "dead"}
-        assert inside(conn, SIBLING) == [2]
 
 
 class TestByHand:

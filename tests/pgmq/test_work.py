@@ -60,7 +60,7 @@ def test_message_keeps_its_id(conn: Connection) -> None:
     agrees(conn)
 
 
-def test_released_message_is_not_charged(conn: Connection) -> None:
+def test_released_message_is_not_charged_and_an_extended_one_stays_hidden(conn: Connection) -> None:
     made(conn)
     put(conn, 1)
     for _ in range(7):
@@ -68,6 +68,8 @@ def test_released_message_is_not_charged(conn: Connection) -> None:
         assert [each["attempt"] for each in claimed.messages] == [1]
         assert release(conn, claimed.lease) == 1
     assert value(conn, "select read_ct from pgmq.q_jobs") == 0
+    conn.execute("select bartleby.extend(%s, '1 hour')", [[claim(conn).lease]])
+    assert value(conn, "select vt > clock_timestamp() + interval '50 minutes' from pgmq.q_jobs") is True
 
 
 def test_terminal_and_unacceptable_failures_are_dead(conn: Connection) -> None:
@@ -78,14 +80,6 @@ def test_terminal_and_unacceptable_failures_are_dead(conn: Connection) -> None:
     assert [each["verdict"] for each in fail(conn, claim(conn), reason="unacceptable")] == ["dead"]
     assert [each["reason"] for each in letters(conn)] == ["terminal", "unacceptable"]
     assert (inside(conn), inside(conn, SIBLING)) == ([], [1, 2])
-
-
-def test_extended_lease_hides_the_message(conn: Connection) -> None:
-    made(conn)
-    put(conn, 1)
-    claimed = claim(conn, lease="1 second")
-    conn.execute("select bartleby.extend(%s, '1 hour')", [[claimed.lease]])
-    assert value(conn, "select vt > clock_timestamp() + interval '50 minutes' from pgmq.q_jobs") is True
 
 
 def test_lost_worker_charges_only_a_message_that_ran_alone(conn: Connection) -> None:
