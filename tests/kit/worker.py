@@ -1,8 +1,10 @@
 """Workers for tests: in a thread of the test's own process, or as `python -m bartleby work` with an app file.
 
-working(app)      a Worker in a thread; stopped at the end, and what it raised is raised
+working(app)      a Worker in a thread; stopped at the end, and its error is raised
 drain(app)        a Worker that runs until there is nothing to do; returns its counts
-Told              what the library logs, by event name
+handler_of(body)  a handler, plain or async, that answers as a function does
+Gate              handlers that wait until the test opens the gate
+Told              the log records of the library, by event name
 Program           a `bartleby work` process: its lines, its exit code, its signals
 until(condition)  waits for a condition instead of for a time
 """
@@ -26,13 +28,14 @@ from unittest import mock
 
 import psycopg
 
-from bartleby import Bartleby, fetching
+from bartleby import Bartleby, Message, fetching
 from bartleby.worker import Worker
 
 T = TypeVar("T")
 Conn = psycopg.Connection[tuple[Any, ...]]
 
 LONG = 30.0
+GRACE_SECONDS = 5.0
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("BARTLEBY_")}
 
 
@@ -94,7 +97,7 @@ class Running:
 @contextlib.contextmanager
 def working(app: Bartleby, **options: Any) -> Iterator[Running]:
     """Run a worker; at the end it is stopped like by two SIGTERM."""
-    running = Running(Worker(app, **{"poll": 0.05, "grace": 5.0, **options}))
+    running = Running(Worker(app, **{"poll": 0.05, "grace": GRACE_SECONDS, **options}))
     try:
         yield running
     finally:
@@ -113,6 +116,81 @@ def drain(app: Bartleby, **options: Any) -> Counter[str]:
     # it looks for the end more often than users need it: this runs hundreds of times
     with mock.patch.object(fetching, "_LOOK_EVERY", 0.02), working(app, until_idle=True, **options) as running:
         return running.join()
+
+
+def handler_of(body: Callable[[Any], object], *, awaited: bool, takes: Any = Message) -> Callable[..., Any]:
+    """Return a handler, plain or async, that answers as `body` does; `takes` is the type of its parameter."""
+
+    def handle(given: Any) -> object:
+        return body(given)
+
+    async def handle_awaited(given: Any) -> object:
+        await asyncio.sleep(0)
+        return body(given)
+
+    function = handle_awaited if awaited else handle
+    function.__annotations__["given"] = takes
+    return function
+
+
+class Gate:
+    """Handlers that report their start and wait until the gate is opened; `holds` says which messages wait."""
+
+    def __init__(self, holds: Callable[[Message], bool] = lambda _: True) -> None:
+        self._holds = holds
+        self._started = threading.Semaphore(0)
+        self._open = threading.Event()
+        self.cancelled = threading.Event()
+        """Set when a waiting handler was stopped from outside."""
+
+    def handler(self, *, awaited: bool) -> Callable[..., Any]:
+        return self._wait_awaited if awaited else self._wait
+
+    def wait_for_start(self, count: int = 1) -> None:
+        for _ in range(count):
+            assert self._started.acquire(timeout=LONG)
+
+    @property
+    def another_started(self) -> bool:
+        return self._started.acquire(blocking=False)
+
+    def open(self) -> None:
+        self._open.set()
+
+    def _wait(self, message: Message) -> None:
+        if not self._holds(message):
+            return
+        self._started.release()
+        try:
+            while not self._open.is_set():
+                time.sleep(0.002)
+        except BaseException:
+            self.cancelled.set()
+            raise
+
+    async def _wait_awaited(self, message: Message) -> None:
+        if not self._holds(message):
+            return
+        self._started.release()
+        try:
+            while not self._open.is_set():  # noqa: ASYNC110 - another thread sets it
+                await asyncio.sleep(0.002)
+        except BaseException:
+            self.cancelled.set()
+            raise
+
+
+def renew_now(running: Running) -> None:
+    """Let the heartbeat renew every lease of a worker at its next beat, however long the leases are."""
+    for held in list(running.worker._shared.holding.leases.values()):
+        held.extended = float("-inf")
+
+
+def claim_ahead(running: Running, queue: str = "orders") -> None:
+    """Let a lane claim more than it runs, as it does after many quick messages; to be said before they are sent."""
+    lane = until(lambda: running.worker._shared.holding.lanes.get(queue))
+    assert lane is not None
+    lane._seconds = 0.0001
 
 
 def close(app: Bartleby) -> None:

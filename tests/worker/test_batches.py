@@ -1,9 +1,8 @@
-"""Batch handlers: a list of messages in, an outcome for each out; what is not mentioned has failed."""
+"""Batch handlers: a list of messages in, an outcome for each out; a message that is not mentioned has failed."""
 
 import asyncio
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import psycopg
 import pytest
 
 from bartleby import AlreadyHandled, Bartleby, Done, Failure, Message, Retry, Snooze, Terminal
-from tests.kit.worker import drain, state, until, working
+from tests.kit.worker import LONG, drain, handler_of, row, state, until, working
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 BOTH = pytest.mark.parametrize("awaited", [False, True])
@@ -23,144 +22,77 @@ class Order:
 
 
 @pytest.fixture
-def app(dsn: str) -> Bartleby:
-    return Bartleby(dsn)
+def app(dsn: str) -> Iterator[Bartleby]:
+    made = Bartleby(dsn)
+    yield made
+    made.client.close()
 
 
-def batch_handler(app: Bartleby, answer: Any, *, awaited: bool, **options: Any) -> list[list[Message]]:
-    """Register a batch handler that answers with answer(messages); return what it was called with."""
-    calls: list[list[Message]] = []
-
-    def handle(messages: list[Message]) -> Any:
-        calls.append(messages)
-        return answer(messages)
-
-    async def handle_awaited(messages: list[Message]) -> Any:
-        calls.append(messages)
-        await asyncio.sleep(0)
-        return answer(messages)
-
-    app.handler("orders", **{"batch": 10, "concurrency": 1, **options})(handle_awaited if awaited else handle)
-    return calls
+def batch_handler(app: Bartleby, answer: Any, *, awaited: bool, queue: str = "orders", **options: Any) -> None:
+    """Create a queue, and register a batch handler that answers with answer(messages)."""
+    app.client.create_queue(queue)
+    function = handler_of(answer, awaited=awaited, takes=list[Message])
+    app.handler(queue, **{"batch": 10, "concurrency": 1, "retry": {"max_attempts": 1}, **options})(function)
 
 
-def send(app: Bartleby, count: int, **policy: Any) -> list[int]:
-    app.client.create_queue("orders", policy)
-    return list(app.send_many("orders", [{"payload": {"id": number}} for number in range(count)]))
+def send(app: Bartleby, count: int, queue: str = "orders") -> list[int]:
+    return list(app.send_many(queue, [{"payload": {"id": number}} for number in range(count)]))
 
 
 def errors(app: Bartleby, ids: list[int]) -> list[str | None]:
-    """Return the type of the first failed attempt of each message; None if there was none."""
+    """Return the error type of the first failed attempt of each message; None if there was none."""
     return [attempts[0].error_type if (attempts := app.client.attempts(each)) else None for each in ids]
 
 
 @BOTH
-def test_every_message_gets_what_was_said_of_it(app: Bartleby, conn: Conn, awaited: bool) -> None:
+def test_each_message_is_settled_by_its_own_outcome(app: Bartleby, conn: Conn, awaited: bool) -> None:
     outcomes: list[object] = [None, Done, Done(), Retry(after=3000), Retry, Snooze(3000)]
-    outcomes += [Terminal("no"), Terminal, AlreadyHandled(), ValueError("x")]
-    calls = batch_handler(
-        app,
-        lambda messages: {message.id: outcomes[message.payload["id"]] for message in messages},
-        awaited=awaited,
-        retry={"backoff": "fixed", "base": 3000},
-    )
-    ids = send(app, 10)
-    counts = drain(app)
-    assert counts == {"done": 4, "retried": 3, "released": 1, "dead": 2}
-    assert len(calls) == 1
-    outcome, terminal = "bartleby.Retry", "bartleby.Terminal"
-    assert errors(app, ids) == [None] * 3 + [outcome] * 2 + [None] + [terminal] * 2 + [None, "ValueError"]
-    assert state(conn) == (0, 0, 4, 2)
+    outcomes += [Terminal("no"), Terminal, AlreadyHandled(), ValueError("x"), 5, "not mentioned"]
 
-
-@BOTH
-@pytest.mark.parametrize("kind", ["list", "tuple", "generator", "mapping by message", "values view"])
-def test_outcomes_may_come_in_the_order_of_the_messages(app: Bartleby, kind: str, awaited: bool) -> None:
     def answer(messages: list[Message]) -> object:
-        each: dict[Message, object] = {
-            message: Done() if message.payload["id"] % 2 else Terminal() for message in messages
-        }
-        kinds = {
-            "list": list(each.values()),
-            "tuple": tuple(each.values()),
-            "generator": (outcome for outcome in each.values()),
-            "mapping by message": each,
-            "values view": each.values(),
-        }
-        return kinds[kind]
+        return {each.id: outcomes[each.payload["id"]] for each in messages if each.payload["id"] != 11}
 
-    batch_handler(app, answer, awaited=awaited)
-    ids = send(app, 10)
-    assert drain(app) == {"done": 5, "dead": 5}
-    assert [error is None for error in errors(app, ids)] == [False, True] * 5
+    batch_handler(app, answer, awaited=awaited, batch=12, retry={"backoff": "fixed", "base": 3000})
+    ids = send(app, 12)
+    assert drain(app) == {"done": 4, "retried": 5, "released": 1, "dead": 2}
+    retry, terminal, none = "bartleby.Retry", "bartleby.Terminal", "bartleby.execute.NoOutcome"
+    expected = [None, None, None, retry, retry, None, terminal, terminal, None, "ValueError", none, none]
+    assert errors(app, ids) == expected
+    assert state(conn) == (0, 0, 6, 2)
+    texts = [app.client.attempts(each)[0].error or "" for each in ids[10:]]
+    assert "something that is no outcome (int)" in texts[0]
+    assert "said nothing about this message; it returns a mapping" in texts[1]
 
 
-@BOTH
-def test_what_is_not_mentioned_is_a_failure_of_that_message_only(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    batch_handler(
-        app,
-        lambda messages: {message.id: Done() for message in messages if message.payload["id"] != 3},
-        awaited=awaited,
-        retry={"max_attempts": 1},
-    )
-    ids = send(app, 10)
-    assert drain(app) == {"done": 9, "dead": 1}
-    (attempt,) = app.client.attempts(ids[3])
-    assert (attempt.error_type or "").endswith("NoOutcome")
-    assert "said nothing about this message; it returns a mapping" in (attempt.error or "")
+SHAPES: dict[str, Callable[[dict[Message, object]], object]] = {
+    "list": lambda outcomes: list(outcomes.values()),
+    "tuple": lambda outcomes: tuple(outcomes.values()),
+    "generator": lambda outcomes: (each for each in outcomes.values()),
+    "view": lambda outcomes: outcomes.values(),
+    "by_message": dict,
+}
 
 
-@BOTH
-def test_a_short_or_senseless_answer_fails_the_others(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    answers: list[object] = [None, 5, "done", b"done", [], {}, True, [Done()], {"1": Done()}, {None: 1}]
+def test_outcomes_come_in_any_shape(app: Bartleby) -> None:
+    sent = {}
+    for number, (shape, given) in enumerate(SHAPES.items()):
 
-    def handle(messages: list[Message]) -> Any:
-        return answers[messages[0].payload]
+        def answer(messages: list[Message], given: Any = given) -> object:
+            return given({each: Done() if each.payload["id"] % 2 else Terminal() for each in messages})
 
-    async def handle_awaited(messages: list[Message]) -> Any:
-        return answers[messages[0].payload]
+        batch_handler(app, answer, awaited=number % 2 == 0, queue=shape)
+        sent[shape] = send(app, 4, shape)
 
-    for number in range(len(answers)):
-        queue = f"q{number}"
-        app.handler(queue, batch=10, concurrency=1, retry={"max_attempts": 1})(handle_awaited if awaited else handle)
-        app.client.create_queue(queue)
-        app.send_many(queue, [{"payload": number}] * 4)
-    assert drain(app) == {"done": 1, "dead": 39}
-    assert [state(conn, f"q{number}")[3] for number in range(len(answers))] == [4, 4, 4, 4, 4, 4, 4, 3, 4, 4]
+    @app.handler("yields", batch=10, concurrency=1)
+    def handle(messages: list[Message]) -> Iterator[object]:
+        for message in messages:
+            yield Done() if message.payload["id"] % 2 else Terminal()
 
-
-@BOTH
-def test_something_that_is_no_outcome_is_said_so(app: Bartleby, awaited: bool) -> None:
-    batch_handler(app, lambda _: [5, "ok", dict, object()], awaited=awaited, retry={"max_attempts": 1})
-    ids = send(app, 4)
-    assert drain(app) == {"dead": 4}
-    texts = [app.client.attempts(each)[0].error or "" for each in ids]
-    assert [text.partition("(")[2].partition(")")[0] for text in texts] == ["int", "str", "type", "object"]
-
-
-@BOTH
-def test_an_exception_is_everybodys(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    def answer(_: object) -> None:
-        raise ValueError("the bank is closed")
-
-    batch_handler(app, answer, awaited=awaited, retry={"max_attempts": 1})
-    ids = send(app, 5)
-    assert drain(app) == {"dead": 5}
-    assert errors(app, ids) == ["ValueError"] * 5
-    prints = conn.execute("select distinct fingerprint, traceback is not null from bartleby.attempts").fetchall()
-    assert len(prints) == 1
-    assert prints[0][1]
-
-
-@BOTH
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
-def test_no_exception_of_a_batch_ends_the_worker(app: Bartleby, error: BaseException, awaited: bool) -> None:
-    def answer(_: object) -> None:
-        raise error
-
-    batch_handler(app, answer, awaited=awaited, retry={"max_attempts": 1})
-    send(app, 3)
-    assert drain(app) == {"dead": 3}
+    app.client.create_queue("yields")
+    sent["yields"] = send(app, 4, "yields")
+    assert drain(app) == {"done": 12, "dead": 12}
+    for shape, ids in sent.items():
+        assert [error is None for error in errors(app, ids)] == [False, True, False, True], shape
 
 
 def endless(messages: list[Message]) -> Iterator[Done]:
@@ -196,227 +128,174 @@ class Liar:
 
 class Unborn(Terminal):
     def __init__(self) -> None:
-        raise SystemError("not even born")
+        raise SystemError("cannot be made")
+
+
+def raising(error: BaseException) -> Callable[[object], None]:
+    def answer(_: object) -> None:
+        raise error
+
+    return answer
+
+
+ANSWERS: dict[str, tuple[Any, int]] = {
+    # name: what the handler does with four messages, how many of them are done then
+    "none": (lambda _: None, 0),
+    "number": (lambda _: 5, 0),
+    "text": (lambda _: "done", 0),
+    "bytes": (lambda _: b"done", 0),
+    "empty": (lambda _: [], 0),
+    "short": (lambda _: [Done()], 1),
+    "unknown_keys": (lambda _: {"1": Done(), None: 1}, 0),
+    "endless": (endless, 4),
+    "breaks_off": (breaks_off, 0),
+    "broken_mapping": (lambda _: Broken(), 0),
+    "liars": (lambda messages: [Liar() for _ in messages], 0),
+    "lying_values": (lambda messages: {message.id: Liar() for message in messages}, 0),
+    "lying_key": (lambda _: {Liar(): 1}, 0),
+    "liar": (lambda _: Liar(), 0),
+    "unborn": (lambda messages: [Unborn for _ in messages], 0),
+    "exit": (raising(SystemExit(1)), 0),
+    "interrupt": (raising(KeyboardInterrupt()), 0),
+    "generator_exit": (raising(GeneratorExit()), 0),
+    "cancelled": (raising(asyncio.CancelledError()), 0),
+    "already_handled_without_id": (raising(AlreadyHandled()), 0),
+}
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "answer",
-    [
-        endless,
-        breaks_off,
-        lambda _: Broken(),
-        lambda messages: [Liar() for _ in messages],
-        lambda messages: {message.id: Liar() for message in messages},
-        lambda messages: [Unborn for _ in messages],
-        lambda _: Liar(),
-        lambda _: {Liar(): 1},
-    ],
-    ids=["endless", "breaks off", "broken mapping", "lying outcomes", "lying mapping", "unborn", "liar", "lying key"],
-)
-def test_a_hostile_answer_leaves_nothing_unsettled(app: Bartleby, conn: Conn, answer: Any, awaited: bool) -> None:
-    batch_handler(app, answer, awaited=awaited, retry={"max_attempts": 1})
-    send(app, 5)
+def test_senseless_and_hostile_answers_leave_nothing_unsettled(app: Bartleby, conn: Conn, awaited: bool) -> None:
+    for name, (answer, _) in ANSWERS.items():
+        batch_handler(app, answer, awaited=awaited, queue=name)
+        app.client.configure_queue(name, {"breaker": "off"})
+        send(app, 4, name)
     counts = drain(app)
-    assert counts["done"] + counts["dead"] == 5
-    assert state(conn)[:3] == (0, 0, 0)
-    if answer is endless:
-        assert counts["done"] == 5
-
-
-def test_a_generator_function_may_be_a_batch_handler(app: Bartleby) -> None:
-    @app.handler("orders", batch=10, concurrency=1)
-    def handle(messages: list[Message]) -> Iterator[object]:
-        for message in messages:
-            yield Terminal() if message.payload["id"] == 2 else Done()
-
-    ids = send(app, 5)
-    assert drain(app) == {"done": 4, "dead": 1}
-    assert errors(app, ids)[2] == "bartleby.Terminal"
-
-
-# Payloads
+    for name, (_, done) in ANSWERS.items():
+        assert state(conn, name) == (0, 0, 0, 4 - done), name
+    assert counts == {"done": 5, "dead": 4 * len(ANSWERS) - 5}
 
 
 @BOTH
-def test_a_payload_that_does_not_fit_spoils_no_other(app: Bartleby, conn: Conn, awaited: bool) -> None:
+def test_exception_fails_the_whole_batch_in_one_transaction(app: Bartleby, conn: Conn, awaited: bool) -> None:
+    batch_handler(app, raising(ValueError("the bank is closed")), awaited=awaited)
+    ids = send(app, 5)
+    assert drain(app) == {"dead": 5}
+    assert errors(app, ids) == ["ValueError"] * 5
+    query = "select count(distinct fingerprint), bool_and(traceback is not null) from bartleby.attempts"
+    assert row(conn, query) == (1, True)
+    assert row(conn, "select count(distinct xmin::text) from bartleby.attempt") == 1
+
+
+@BOTH
+def test_unfit_payload_is_rejected_and_the_others_are_run(app: Bartleby, awaited: bool) -> None:
     seen: list[list[Order]] = []
 
-    def handle(orders: list[Order]) -> list[Done]:
+    def answer(orders: list[Order]) -> list[Done]:
         seen.append(orders)
         return [Done() for _ in orders]
 
-    async def handle_awaited(orders: list[Order]) -> list[Done]:
-        return handle(orders)
-
-    app.handler("orders", batch=10, concurrency=1)(handle_awaited if awaited else handle)
-    app.client.create_queue("orders")
-    ids = app.send_many("orders", [{"payload": {"id": number if number % 3 else "x"}} for number in range(6)])
-    assert drain(app) == {"done": 4, "dead": 2}
+    for queue in ("some", "all"):
+        app.handler(queue, batch=10, concurrency=1)(handler_of(answer, awaited=awaited, takes=list[Order]))
+        app.client.create_queue(queue)
+    ids = app.send_many("some", [{"payload": {"id": number if number % 3 else "x"}} for number in range(6)])
+    app.send_many("all", [{"payload": "x"}] * 3)
+    assert drain(app) == {"done": 4, "dead": 5}
     assert seen == [[Order(1), Order(2), Order(4), Order(5)]]
     reasons = [letter.reason if (letter := app.client.dead_letter(each)) else None for each in ids]
     assert reasons == ["unacceptable", None, None, "unacceptable", None, None]
 
 
-def test_if_no_payload_fits_the_handler_is_not_called(app: Bartleby) -> None:
-    seen: list[object] = []
-
-    @app.handler("orders", batch=10)
-    def handle(orders: list[Order]) -> None:
-        seen.append(orders)
-
-    app.client.create_queue("orders")
-    app.send_many("orders", [{"payload": "x"}] * 3)
-    assert drain(app) == {"dead": 3}
-    assert not seen
-
-
-# Sizes
-
-
 @BOTH
-def test_batches_are_full_when_there_is_enough_though_handlers_are_slow(app: Bartleby, awaited: bool) -> None:
-    sizes: list[int] = []
-
-    def handle(messages: list[Message]) -> list[None]:
-        sizes.append(len(messages))
-        time.sleep(0.3)
-        return [None for _ in messages]
-
-    async def handle_awaited(messages: list[Message]) -> list[None]:
-        sizes.append(len(messages))
-        await asyncio.sleep(0.3)
-        return [None for _ in messages]
-
-    app.handler("orders", batch=25, concurrency=1)(handle_awaited if awaited else handle)
-    send(app, 100)
-    assert drain(app) == {"done": 100}
-    assert max(sizes) == 25
-    assert len(sizes) <= 6, sizes
-
-
-@BOTH
-def test_several_batches_run_at_once_and_no_more_than_said(app: Bartleby, awaited: bool) -> None:
-    lock, running, most = threading.Lock(), 0, 0
-    full = threading.Event()
-
-    def change(by: int) -> None:
-        nonlocal running, most
-        with lock:
-            running += by
-            most = max(most, running)
-            if running == 3:
-                full.set()
-
-    def handle(messages: list[Message]) -> list[None]:
-        change(1)
-        full.wait(30)
-        change(-1)
-        return [None for _ in messages]
-
-    async def handle_awaited(messages: list[Message]) -> list[None]:
-        change(1)
-        until_full = asyncio.get_running_loop().run_in_executor(None, full.wait, 30)
-        await until_full
-        change(-1)
-        return [None for _ in messages]
-
-    app.handler("orders", batch=5, concurrency=3)(handle_awaited if awaited else handle)
-    send(app, 60)
-    assert drain(app) == {"done": 60}
-    assert most == 3
-
-
-@BOTH
-def test_a_batch_does_not_wait_to_be_full(app: Bartleby, awaited: bool) -> None:
-    batch_handler(app, lambda messages: [None for _ in messages], awaited=awaited, batch=1000)
-    app.client.create_queue("orders")
-    with working(app) as running:
-        for number in range(1, 4):
-            app.send("orders", number)
-            until(lambda: running.worker.counts["done"] >= running.worker.counts.total() == number)  # noqa: B023 - at once
-
-
-@BOTH
-def test_the_delay_of_each_follows_its_own_attempts(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    def answer(_: object) -> None:
-        raise ValueError
-
-    batch_handler(app, answer, awaited=awaited, retry={"schedule": [0.001, 4000], "max_attempts": 9})
-    first = send(app, 1)[0]
-    drain(app)
-    with working(app) as running:
-        app.send("orders", {"id": 2})
-        until(lambda: running.worker.counts["retried"] == 2)
-    delays = [(each.retry_at - each.failed_at).total_seconds() for each in app.client.attempts(first) if each.retry_at]
-    assert delays == pytest.approx([0.001, 4000], abs=0.1)
-
-
-@BOTH
-def test_in_one_batch_too_each_has_the_delay_of_its_attempt(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    batch_handler(
-        app,
-        lambda messages: (
-            ValueError("all") if len(messages) < 2 else [error := ValueError("all")] and [error] * len(messages)
-        ),
-        awaited=awaited,
-        retry={"schedule": [3000, 6000, 9000], "max_attempts": 9},
-    )
-    app.client.create_queue("orders")
-    ids = app.send_many("orders", [{"payload": 1}] * 2)
+def test_each_message_has_the_delay_of_its_own_attempt(app: Bartleby, awaited: bool) -> None:
+    retry = {"schedule": [3000, 6000, 9000], "max_attempts": 9}
+    batch_handler(app, raising(ValueError()), awaited=awaited, retry=retry)
+    ids = send(app, 2)
     lease = app.client.claim("orders", "w", limit=1)
     assert lease is not None
     app.client.fail(lease.id, [Failure(lease.messages[0].position, "E", "e", delay=0)])
     assert drain(app) == {"retried": 2}
-    delays = {each: app.client.attempts(each)[-1] for each in ids}
-    seconds = [(each.retry_at - each.failed_at).total_seconds() for each in delays.values() if each.retry_at]
-    assert seconds == pytest.approx([6000, 3000], abs=0.5)
+    last = [app.client.attempts(each)[-1] for each in ids]
+    delays = [(each.retry_at - each.failed_at).total_seconds() for each in last if each.retry_at]
+    assert delays == pytest.approx([6000, 3000], abs=0.5)
 
 
 @BOTH
-def test_a_batch_of_which_one_was_handled_before_is_run_without_it(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    """mark_handled raises for one message, and the transaction of all of them is undone."""
+def test_batch_with_a_message_that_was_handled_before_is_run_again_without_it(
+    app: Bartleby, conn: Conn, awaited: bool
+) -> None:
+    """mark_handled raises for one message, and the transaction of all of them is rolled back."""
     rounds: list[list[int]] = []
 
-    def effect(messages: list[Message]) -> list[None]:
+    def answer(messages: list[Message]) -> list[None]:
         rounds.append([message.id for message in messages])
         with psycopg.connect(str(app.settings.dsn)) as mine:
             for message in messages:
                 app.mark_handled(message, mine)
         return [None for _ in messages]
 
-    batch_handler(app, effect, awaited=awaited)
+    batch_handler(app, answer, awaited=awaited)
     ids = send(app, 4)
     conn.execute("select bartleby.mark_handled('orders', 'orders', %s)", [f"id:{ids[1]}"])
-    counts = drain(app)
-    assert counts == {"done": 4, "released": 3}
+    assert drain(app) == {"done": 4, "released": 3}
     assert rounds[0] == ids
     assert sorted(each for later in rounds[1:] for each in later) == [ids[0], ids[2], ids[3]]
     assert state(conn) == (0, 0, 0, 0)
 
 
-@BOTH
-def test_already_handled_that_names_no_message_acks_none(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    def answer(_: object) -> None:
-        raise AlreadyHandled
-
-    batch_handler(app, answer, awaited=awaited, retry={"max_attempts": 1})
-    send(app, 3)
-    assert drain(app) == {"dead": 3}
+# Sizes
 
 
 @BOTH
-def test_a_rate_counts_batches_and_leaves_them_full(app: Bartleby, awaited: bool) -> None:
-    calls = batch_handler(app, lambda messages: [None for _ in messages], awaited=awaited, batch=50, rate=5)
-    send(app, 150)
-    assert drain(app) == {"done": 150}
-    assert max(len(call) for call in calls) == 50
-    assert len(calls) <= 4, [len(call) for call in calls]
+def test_batches_are_full_if_there_are_messages_enough(app: Bartleby, awaited: bool) -> None:
+    """Also if a batch is larger than a claim usually is."""
+    sizes: list[int] = []
+
+    def answer(messages: list[Message]) -> list[None]:
+        sizes.append(len(messages))
+        return [None for _ in messages]
+
+    batch_handler(app, answer, awaited=awaited, batch=60)
+    send(app, 120)
+    assert drain(app, claim_limit=10) == {"done": 120}
+    assert sizes[0] == 60
 
 
 @BOTH
-def test_a_batch_may_be_larger_than_a_claim(app: Bartleby, awaited: bool) -> None:
-    calls = batch_handler(app, lambda messages: [None for _ in messages], awaited=awaited, batch=1200)
-    send(app, 2400)
-    assert drain(app) == {"done": 2400}
-    assert max(len(call) for call in calls) == 1200, [len(call) for call in calls]
+def test_batch_does_not_wait_to_be_full(app: Bartleby, awaited: bool) -> None:
+    batch_handler(app, lambda messages: [None for _ in messages], awaited=awaited, batch=1000)
+    with working(app) as running:
+        for number in range(1, 4):
+            app.send("orders", number)
+            until(lambda: running.worker.counts["done"] >= running.worker.counts.total() == number)  # noqa: B023 - at once
+
+
+def test_as_many_batches_run_at_once_as_the_concurrency_allows(app: Bartleby) -> None:
+    lock, inside, most = threading.Lock(), {"plain": 0, "async": 0}, {"plain": 0, "async": 0}
+    full = {"plain": threading.Event(), "async": threading.Event()}
+
+    def change(queue: str, by: int) -> None:
+        with lock:
+            inside[queue] += by
+            most[queue] = max(most[queue], inside[queue])
+            if inside[queue] == 3:
+                full[queue].set()
+
+    @app.handler("plain", batch=5, concurrency=3)
+    def handle(messages: list[Message]) -> list[None]:
+        change("plain", 1)
+        assert full["plain"].wait(LONG)
+        change("plain", -1)
+        return [None for _ in messages]
+
+    @app.handler("async", batch=5, concurrency=3)
+    async def handle_awaited(messages: list[Message]) -> list[None]:
+        change("async", 1)
+        assert await asyncio.to_thread(full["async"].wait, LONG)
+        change("async", -1)
+        return [None for _ in messages]
+
+    for queue in most:
+        app.client.create_queue(queue)
+        send(app, 60, queue)
+    assert drain(app) == {"done": 120}
+    assert most == {"plain": 3, "async": 3}

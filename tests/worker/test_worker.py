@@ -1,70 +1,80 @@
-"""A whole worker: what it claims and how much, how it settles, keeps its leases and loses them."""
+"""A whole worker: what it claims and how much, when it is idle, how it keeps its leases and loses them."""
 
 import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
-from bartleby import Bartleby, Client, Message, Snooze, UnknownQueue, heartbeat
+from bartleby import Bartleby, Client, Message, Snooze, UnknownQueue, calls, fetching, heartbeat, holding
+from bartleby.calls import Call
+from bartleby.link import Link
+from bartleby.waking import Listener
 from bartleby.worker import Worker
-from tests.kit.clock import move_clock
-from tests.kit.worker import Told, drain, lapse, row, sessions, state, until, working
+from tests.kit.worker import (
+    LONG,
+    Gate,
+    Running,
+    Told,
+    claim_ahead,
+    drain,
+    handler_of,
+    lapse,
+    renew_now,
+    row,
+    sessions,
+    state,
+    until,
+    working,
+)
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 BOTH = pytest.mark.parametrize("awaited", [False, True])
 
 
 @pytest.fixture
-def app(dsn: str) -> Bartleby:
-    return Bartleby(dsn, version="1.2.3")
+def app(dsn: str) -> Iterator[Bartleby]:
+    made = Bartleby(dsn, version="1.2.3")
+    yield made
+    made.client.close()
 
 
-@pytest.fixture
-def counted(conn: Conn, dsn: str) -> Callable[[str], int]:
-    """How often a function of the core was called, by sessions that have ended."""
-    conn.execute(f"alter database {dsn.rpartition('/')[2]} set track_functions = 'pl'".encode())
-
-    def calls(name: str) -> int:
-        conn.execute("select pg_stat_clear_snapshot()")
-        query = "select coalesce(sum(calls), 0)::integer from pg_stat_user_functions where funcname = %s"
-        return int(row(conn, query, name))
-
-    return calls
+def numbered(count: int) -> list[dict[str, Any]]:
+    return [{"payload": number} for number in range(count)]
 
 
-# What it works on
+# Queues
 
 
-def test_a_queue_that_is_not_there_is_made(app: Bartleby, conn: Conn, told: Told) -> None:
-    app.handler("orders")(print)
-    assert drain(app) == {}
-    assert state(conn) == (0, 0, 0, 0)
-    assert told.of("queue.created")
-
-
-def test_who_may_not_make_a_queue_is_told_who_can(app: Bartleby, conn: Conn, dsn: str) -> None:
+@pytest.mark.own_database
+def test_missing_queue_is_created_by_a_worker_that_may_do_so(app: Bartleby, conn: Conn, dsn: str, told: Told) -> None:
     conn.execute("create role worker_only login password 'x' in role bartleby_worker")
     try:
         limited = Bartleby(dsn.replace(dsn.partition("//")[2].partition("@")[0], "worker_only:x"))
-        limited.handler("orders")(print)
+        for each in (app, limited):
+            each.handler("orders")(lambda _: None)
         with pytest.raises(UnknownQueue, match="may not create it") as caught:
             drain(limited)
         assert "bartleby queues create orders" in (caught.value.hint or "")
-        app.client.create_queue("orders")
+        assert drain(app) == {}
+        assert told.of("queue.created")
         app.send("orders", 1)
         assert drain(limited) == {"done": 1}
     finally:
-        app.client.close()
         conn.execute("drop owned by worker_only; drop role worker_only")
 
 
-def test_only_the_queues_that_were_named(app: Bartleby, conn: Conn) -> None:
+def test_worker_that_cannot_start_raises_its_error(app: Bartleby) -> None:
+    app.handler("not a queue name!" * 50)(print)
+    with pytest.raises(Exception, match="name"):
+        drain(app)
+
+
+def test_only_the_named_queues_are_worked_on(app: Bartleby, conn: Conn) -> None:
     seen: list[str] = []
     for queue in ("a", "b", "c"):
         app.handler(queue)(lambda message: seen.append(message.queue))
@@ -76,66 +86,41 @@ def test_only_the_queues_that_were_named(app: Bartleby, conn: Conn) -> None:
 
 
 def test_queues_do_not_wait_for_each_other(app: Bartleby) -> None:
-    blocked, go = threading.Event(), threading.Event()
-
-    @app.handler("slow")
-    def slow(message: Message) -> None:
-        blocked.set()
-        go.wait(60)
-
-    @app.handler("quick")
-    async def quick(message: Message) -> None:
-        await asyncio.sleep(0)
-
+    gate = Gate()
+    app.handler("slow")(gate.handler(awaited=False))
+    app.handler("quick")(handler_of(lambda _: None, awaited=True))
     for queue in ("slow", "quick"):
         app.client.create_queue(queue)
-    app.send_many("slow", [{"payload": 1}] * 30)
+    app.send_many("slow", numbered(30))
     with working(app) as running:
-        assert blocked.wait(10)
-        app.send_many("quick", [{"payload": 1}] * 300)
-        until(lambda: running.worker.counts["done"] == 300)
-        go.set()
-        until(lambda: running.worker.counts["done"] == 330)
+        gate.wait_for_start()
+        app.send_many("quick", numbered(100))
+        until(lambda: running.worker.counts["done"] == 100)
+        gate.open()
+        until(lambda: running.worker.counts["done"] == 130)
 
 
-@BOTH
-def test_a_message_that_is_sent_while_it_sleeps_is_run_at_once(app: Bartleby, awaited: bool) -> None:
-    seen: list[float] = []
-
-    def handle(message: Message) -> None:
-        seen.append(time.monotonic())
-
-    async def handle_awaited(message: Message) -> None:
-        seen.append(time.monotonic())
-
-    app.handler("orders")(handle_awaited if awaited else handle)
-    app.client.create_queue("orders")
-    with working(app, poll=30) as running:
-        until(lambda: running.worker._shared.listener.listening)
-        waits = []
-        for number in range(1, 21):
-            sent = time.monotonic()
-            app.send("orders", number)
-            until(lambda: len(seen) == number)  # noqa: B023 - at once
-            waits.append(seen[-1] - sent)
-    # without a word it would be seconds; how many parts of one depends on who else wants the processor
-    assert min(waits) < 0.1, waits
-    assert sorted(waits)[10] < 2, waits
-
-
-def test_a_retry_is_run_when_it_is_due(app: Bartleby) -> None:
-    seen: list[float] = []
+def test_idle_worker_is_woken_by_a_message_and_when_one_is_due(app: Bartleby, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sleeps for an hour otherwise."""
+    idle = calls.idle
+    monkeypatch.setattr(fetching, "_LONGEST_SLEEP", 3600.0)
+    monkeypatch.setattr(calls, "idle", lambda queue, _: idle(queue, 3600))
+    seen: list[object] = []
 
     @app.handler("orders")
     async def handle(message: Message) -> object:
-        seen.append(time.monotonic())
-        return Snooze(0.4) if len(seen) == 1 else None
+        seen.append(message.payload)
+        return Snooze(0.3) if seen.count("snooze") == 1 else None
 
     app.client.create_queue("orders")
-    app.send("orders", 1)
-    with working(app, poll=30) as running:
-        until(lambda: running.worker.counts["done"] == 1)
-    assert 0.35 < seen[1] - seen[0] < 4  # who only polls sleeps for five seconds
+    with working(app, poll=3600) as running:
+        until(lambda: running.worker._shared.listener.listening)
+        for number in range(1, 5):
+            app.send("orders", number)
+            until(lambda: running.worker.counts["done"] == number)  # noqa: B023 - at once
+        app.send("orders", "snooze")
+        until(lambda: running.worker.counts["done"] == 5)
+    assert seen == [1, 2, 3, 4, "snooze", "snooze"]
 
 
 # Until idle
@@ -158,335 +143,187 @@ def test_until_idle_waits_for_what_is_due_soon_and_not_for_tomorrow(app: Bartleb
     assert state(conn) == (0, 0, 1, 0)
 
 
-def test_until_idle_sees_what_handlers_send_to_other_queues(app: Bartleby, conn: Conn) -> None:
-    queues = ["a", "b", "c", "d"]
-    seen: list[str] = []
+def test_until_idle_follows_a_chain_over_two_queues_to_its_end(app: Bartleby) -> None:
+    @app.handler("orders")
+    async def there(message: Message) -> None:
+        if message.payload:
+            await asyncio.to_thread(app.send, "parcels", message.payload - 1)
 
-    def passing_on(queue: str, to: str | None) -> None:
-        if queue in {"a", "c"}:
+    @app.handler("parcels")
+    def back(message: Message) -> None:
+        if message.payload:
+            app.send("orders", message.payload - 1)
 
-            @app.handler(queue)
-            async def handle(message: Message) -> None:
-                seen.append(message.queue)
-                await asyncio.sleep(0.1)
-                if to:
-                    await app.asend(to, 1)
-        else:
-
-            @app.handler(queue)
-            def handle_here(message: Message) -> None:
-                seen.append(message.queue)
-                time.sleep(0.3)
-                if to:
-                    app.send(to, 1)
-
-    for queue, to in zip(queues, [*queues[1:], None], strict=True):
-        passing_on(queue, to)
+    for queue in ("orders", "parcels"):
         app.client.create_queue(queue)
-    app.send("a", 1)
-
-    async def work() -> Any:
-        try:
-            return await Worker(app, until_idle=True).run()
-        finally:
-            await app.async_client.close()
-
-    counts = asyncio.run(work())
-    app.client.close()
-    assert seen == queues
-    assert counts == {"done": 4}
+    app.send("orders", 40)
+    assert drain(app) == {"done": 41}
 
 
-def test_it_goes_on_when_a_pause_is_over(app: Bartleby, conn: Conn) -> None:
-    """Its own janitor ends it."""
-    clock = move_clock(conn)
-    handled: list[Any] = []
-    app.handler("orders")(lambda message: handled.append(message.payload))
-    app.client.create_queue("orders")
-    app.client.pause_queue("orders", until=datetime.now(UTC) + timedelta(hours=1))
-    app.send("orders", 1)
-    with working(app) as running:
-        until(lambda: row(conn, "select bartleby.on_duty('janitor')"))
-        assert (handled, app.client.queues()[0].paused) == ([], True)
-        clock.advance(3601)
-        until(lambda: running.worker.counts["done"])
-        running.end()
-    assert handled == [1]
-    resumed = app.client.audit_log(action="queue.resume")
-    assert [(each.actor, each.reason) for each in resumed] == [("bartleby", "the pause is over")]
+def test_until_idle_sees_what_is_sent_while_it_looks_at_a_queue(app: Bartleby, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queue parcels was just found empty when a message of queue orders runs and sends to it."""
+    plain, looked = Link.run, False
+    app.handler("orders")(handler_of(lambda message: app.send("parcels", message.payload), awaited=False))
+    app.handler("parcels")(handler_of(lambda _: None, awaited=True))
+    for queue in ("orders", "parcels"):
+        app.client.create_queue(queue)
+    worker = Worker(app, until_idle=True, poll=5)
+
+    async def run(self: Link, call: Call[Any]) -> Any:
+        nonlocal looked
+        if "outlook" in call.text and call.parameters == ("parcels",) and not looked:
+            looked = True
+            await asyncio.to_thread(app.send, "orders", 1)
+            while not (worker.counts["done"] == 1 and "orders" in worker._shared.idle):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        return await plain(self, call)
+
+    async def deaf(_listener: Listener) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Link, "run", run)
+    monkeypatch.setattr(Listener, "run", deaf)
+    assert Running(worker).join() == {"done": 2}
 
 
-@pytest.mark.parametrize("obstacle", ["paused", "forced", "newer", "leased by another"])
-def test_until_idle_does_not_wait_for_what_it_cannot_run(app: Bartleby, conn: Conn, obstacle: str) -> None:
-    app.handler("orders")(print)
-    app.client.create_queue("orders")
-    app.send("orders", 1, generation=7 if obstacle == "newer" else None)
-    app.send("orders", 1, delay=0.01, generation=7 if obstacle == "newer" else None)
-    match obstacle:
-        case "paused":
-            app.client.pause_queue("orders")
-        case "forced":
-            app.client.force_breaker("orders", actor="me", reason="test")
-        case "leased by another":
-            until(lambda: (app.client.claim("orders", "another", limit=10), state(conn)[1])[1] == 2)
-        case _:
-            pass
-    counts = drain(app)
-    assert counts["done"] == 0
+def test_until_idle_does_not_wait_for_what_it_cannot_run(app: Bartleby, conn: Conn) -> None:
+    for queue in ("paused", "forced", "newer", "leased"):
+        app.handler(queue)(print)
+        app.client.create_queue(queue)
+        for delay in (None, 0.01):
+            app.send(queue, 1, delay=delay, generation=7 if queue == "newer" else None)
+    app.client.pause_queue("paused")
+    app.client.force_breaker("forced", actor="me", reason="test")
+    until(lambda: (app.client.claim("leased", "another", limit=10), state(conn, "leased")[1])[1] == 2)
+    assert drain(app)["done"] == 0
 
 
 # How much it claims
 
 
 @BOTH
-def test_slow_handlers_do_not_hoard(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    """What a worker does not run now is there for others: `leased` stays near the concurrency.
-
-    What is done and not yet acknowledged does not count: that is how busy the database is.
-    """
-    most = 0
-
-    def handle(message: Message) -> None:
-        time.sleep(0.2)
-
-    async def handle_awaited(message: Message) -> None:
-        await asyncio.sleep(0.2)
-
-    app.handler("orders", concurrency=4)(handle_awaited if awaited else handle)
+def test_first_claim_takes_no_more_than_can_run(app: Bartleby, conn: Conn, awaited: bool) -> None:
+    gate = Gate()
+    app.handler("orders", concurrency=3)(gate.handler(awaited=awaited))
     app.client.create_queue("orders")
-    app.send_many("orders", [{"payload": number} for number in range(40)])
+    app.send_many("orders", numbered(50))
     with working(app) as running:
-        lanes = running.worker._shared.holding.lanes
-        until(lambda: lanes)
-        lane = lanes["orders"]
-        while running.worker.counts["done"] < 20:
-            done = lane.backlog.count
-            leased = state(conn)[1]
-            most = max(most, leased - max(done, lane.backlog.count))
-    assert 4 <= most <= 12, most
-
-
-@BOTH
-def test_before_anything_is_known_no_more_is_claimed_than_can_run(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    go, started = threading.Event(), threading.Semaphore(0)
-
-    def handle(message: Message) -> None:
-        started.release()
-        go.wait(60)
-
-    async def handle_awaited(message: Message) -> None:
-        started.release()
-        while not go.is_set():  # noqa: ASYNC110 - another thread sets it
-            await asyncio.sleep(0.005)
-
-    app.handler("orders", concurrency=3)(handle_awaited if awaited else handle)
-    app.client.create_queue("orders")
-    app.send_many("orders", [{"payload": number} for number in range(50)])
-    with working(app) as running:
-        for _ in range(3):
-            assert started.acquire(timeout=30)
+        gate.wait_for_start(3)
         assert state(conn) == (47, 3, 0, 0)
-        go.set()
+        gate.open()
         until(lambda: running.worker.counts["done"] == 50)
 
 
-def test_two_workers_share_slow_messages(app: Bartleby, conn: Conn) -> None:
-    seen: list[str] = []
-    lock = threading.Lock()
-
-    @app.handler("orders", concurrency=2)
-    def handle(message: Message) -> None:
-        with lock:
-            seen.append(row_of(message))
-        time.sleep(0.1)
-
-    def row_of(message: Message) -> str:
-        return str(threading.current_thread().ident)
-
-    app.client.create_queue("orders")
-    with working(app) as one, working(app) as two:
-        # who has not begun yet would find nothing left to share
-        until(lambda: one.worker._shared.listener.listening and two.worker._shared.listener.listening)
-        app.send_many("orders", [{"payload": number} for number in range(80)])
-        until(lambda: one.worker.counts["done"] + two.worker.counts["done"] == 80)
-        assert min(one.worker.counts["done"], two.worker.counts["done"]) >= 20
-    assert len(seen) == 80
-
-
 @BOTH
-def test_quick_messages_cost_few_statements(
-    app: Bartleby, conn: Conn, counted: Callable[[str], int], awaited: bool
-) -> None:
-    def handle(message: Message) -> None: ...
-
-    async def handle_awaited(message: Message) -> None: ...
-
-    app.handler("orders")(handle_awaited if awaited else handle)
+def test_slow_message_does_not_hold_back_the_acks_of_others(app: Bartleby, conn: Conn, awaited: bool) -> None:
+    gate = Gate(lambda message: message.payload == 0)
+    app.handler("orders", concurrency=5)(gate.handler(awaited=awaited))
     app.client.create_queue("orders")
-    app.send_many("orders", [{"payload": number} for number in range(5000)])
-    assert drain(app) == {"done": 5000}
-    app.client.close()
-    until(lambda: counted("claim"))
-    claims, acks = counted("claim"), counted("ack")
-    assert acks <= 60, (claims, acks)
-    assert claims <= 80, (claims, acks)
-
-
-@BOTH
-def test_a_slow_neighbour_does_not_hold_back_acks(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    go = threading.Event()
-
-    def handle(message: Message) -> None:
-        if message.payload == 0:
-            go.wait(60)
-
-    async def handle_awaited(message: Message) -> None:
-        while message.payload == 0 and not go.is_set():  # noqa: ASYNC110 - another thread sets it
-            await asyncio.sleep(0.005)
-
-    app.handler("orders", concurrency=5)(handle_awaited if awaited else handle)
-    app.client.create_queue("orders")
-    app.send_many("orders", [{"payload": number} for number in range(5)])
+    app.send_many("orders", numbered(5))
     with working(app) as running:
         until(lambda: state(conn) == (0, 1, 0, 0))
-        go.set()
+        gate.open()
         until(lambda: running.worker.counts["done"] == 5)
 
 
 # Leases
 
 
-def test_a_lease_is_kept_while_a_handler_blocks_the_event_loop(
-    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch
+@BOTH
+def test_lease_is_renewed_while_handlers_keep_the_worker_busy(
+    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch, *, awaited: bool
 ) -> None:
-    monkeypatch.setattr(heartbeat, "_STUCK", 1.0)
-    runs: list[int] = []
+    """An async handler blocks the event loop, plain ones compete for the interpreter."""
+    monkeypatch.setattr(heartbeat, "_STUCK", 0.5)
+    busy, enough = threading.Semaphore(0), threading.Event()
 
-    @app.handler("orders", lease=6)
-    async def handle(message: Message) -> None:
-        runs.append(message.attempt)
-        time.sleep(6.5)  # noqa: ASYNC251 - the point
-
-    app.client.create_queue("orders")
-    app.send("orders", 1)
-    with working(app) as running, Client(app.settings.dsn) as other:
-        until(lambda: runs)
-        while not running.worker.counts["done"]:
-            assert other.reap() == []
-            time.sleep(0.05)
-    assert runs == [1]
-    assert state(conn) == (0, 0, 0, 0)
-    assert "blocked the event loop" in told.of("loop.blocked")[0].getMessage()
-
-
-def test_a_lease_is_kept_while_all_threads_are_busy(app: Bartleby, conn: Conn) -> None:
-    runs: list[int] = []
-
-    @app.handler("orders", lease=6, concurrency=2)  # for here the heartbeat also waits for the interpreter
-    def handle(message: Message) -> None:
-        runs.append(message.id)
-        deadline = time.monotonic() + 6.5
-        while time.monotonic() < deadline:
+    def spin(_: Message) -> None:
+        busy.release()
+        while not enough.is_set():
             sum(range(1000))
 
+    async def block(_: Message) -> None:
+        busy.release()
+        enough.wait(LONG)
+
+    app.handler("orders", lease=600, concurrency=2)(block if awaited else spin)
     app.client.create_queue("orders")
-    app.send_many("orders", [{"payload": 1}] * 2)
-    with working(app) as running, Client(app.settings.dsn) as other:
-        until(lambda: runs)
-        while running.worker.counts["done"] < 2:
-            assert other.reap() == []
-            time.sleep(0.05)
-    assert len(runs) == len(set(runs)) == 2
+    app.send_many("orders", numbered(1 if awaited else 2))
+    ends = "select min(until) from bartleby.lease where not isempty(pending)"
+    with working(app) as running:
+        for _ in range(1 if awaited else 2):
+            assert busy.acquire(timeout=LONG)
+        for _ in range(2):
+            before = row(conn, ends)
+            renew_now(running)
+            until(lambda: row(conn, ends) > before)  # noqa: B023 - at once
+        if awaited:
+            until(lambda: told.of("loop.blocked"))
+        enough.set()
+        until(lambda: running.worker.counts["done"] == (1 if awaited else 2))
+    assert row(conn, "select count(*) from bartleby.attempts") == 0
 
 
 @BOTH
-def test_a_handler_whose_lease_was_lost_is_cancelled_and_its_result_refused(  # noqa: PLR0915 - two handlers
-    app: Bartleby, conn: Conn, told: Told, awaited: bool
-) -> None:
-    started, cancelled, go = threading.Semaphore(0), threading.Event(), threading.Event()
-    first = True
+def test_handler_that_lost_its_lease_is_cancelled(app: Bartleby, conn: Conn, told: Told, awaited: bool) -> None:
+    runs: list[int] = []
 
-    def handle(message: Message) -> None:
-        nonlocal first
-        if not first:
-            return
-        first = False
-        started.release()
-        try:
-            while not go.is_set():
-                time.sleep(0.002)
-        except BaseException:
-            cancelled.set()
-            raise
+    def is_first(message: Message) -> bool:
+        runs.append(message.attempt)
+        return len(runs) == 1
 
-    async def handle_awaited(message: Message) -> None:
-        nonlocal first
-        if not first:
-            return
-        first = False
-        started.release()
-        try:
-            while not go.is_set():  # noqa: ASYNC110 - another thread sets it
-                await asyncio.sleep(0.002)
-        except BaseException:
-            cancelled.set()
-            raise
-
-    app.handler("orders", lease=3)(handle_awaited if awaited else handle)
+    gate = Gate(is_first)
+    app.handler("orders", lease=600)(gate.handler(awaited=awaited))
     app.client.create_queue("orders")
     sent = app.send("orders", 1)
     with working(app) as running:
-        assert started.acquire(timeout=30)
+        gate.wait_for_start()
         lapse(conn)
-        assert cancelled.wait(30)
+        renew_now(running)
+        assert gate.cancelled.wait(LONG)
         until(lambda: running.worker.counts["done"] == 1)
-        running.end()
+        assert running.end() == {"done": 1}
     assert told.of("lease.lost")
-    (lost,) = app.client.attempts(sent)
-    assert (lost.outcome, lost.verdict) == ("lost", "retry")
+    assert [(each.outcome, each.verdict) for each in app.client.attempts(sent)] == [("lost", "retry")]
     assert state(conn) == (0, 0, 0, 0)
 
 
 @BOTH
-@pytest.mark.parametrize("answer", ["done", "failed"])
-def test_who_lost_a_lease_settles_nothing_of_its_next_owner(  # noqa: PLR0915 - two handlers
-    app: Bartleby, conn: Conn, awaited: bool, answer: str
+def test_handler_that_lost_its_lease_settles_nothing_of_the_next_owner(  # noqa: PLR0915 - two handlers
+    app: Bartleby, conn: Conn, told: Told, awaited: bool
 ) -> None:
-    """The handler ignores its cancellation and ends: by then the message belongs to another worker."""
+    """The handler ignores its cancellation and ends, well or badly: the message belongs to another worker."""
     started, go, over = threading.Event(), threading.Event(), threading.Event()
-
-    def end() -> None:
-        over.set()
-        if answer == "failed":
-            raise ValueError
 
     def handle(message: Message) -> None:
         started.set()
         while not go.is_set():
             with contextlib.suppress(BaseException):
                 time.sleep(0.002)
-        end()
+        over.set()
 
     async def handle_awaited(message: Message) -> None:
         started.set()
         while not go.is_set():
             with contextlib.suppress(BaseException):
                 await asyncio.sleep(0.002)
-        end()
+        over.set()
+        raise ValueError
 
-    app.handler("orders", lease=3, concurrency=1)(handle_awaited if awaited else handle)
+    app.handler("orders", lease=600, concurrency=1)(handle_awaited if awaited else handle)
     app.client.create_queue("orders")
     sent = app.send("orders", 1)
-    with working(app) as running, Told.listening() as told, Client(app.settings.dsn) as other:
-        assert started.wait(30)
+    with working(app) as running, Client(app.settings.dsn) as other:
+        assert started.wait(LONG)
         app.client.pause_queue("orders")
         lapse(conn)
         app.client.resume_queue("orders")
-        lease = until(lambda: other.claim("orders", "the next owner"))
+        lease = until(lambda: other.claim("orders", "the next owner", lease=600))
         assert lease is not None
+        renew_now(running)
         until(lambda: told.of("lease.lost"))
         go.set()
-        assert over.wait(30)
+        assert over.wait(LONG)
         running.end()
         assert running.worker.counts["done"] == running.worker.counts["dead"] == running.worker.counts["retried"] == 0
         assert state(conn) == (0, 1, 0, 0)
@@ -494,12 +331,12 @@ def test_who_lost_a_lease_settles_nothing_of_its_next_owner(  # noqa: PLR0915 - 
     assert [each.outcome for each in app.client.attempts(sent)] == ["lost"]
 
 
-def test_a_result_that_comes_too_late_is_refused_and_counted(app: Bartleby, conn: Conn, told: Told) -> None:
-    """The lease was lost before the heartbeat could know: the database says no."""
+def test_late_result_is_refused_and_counted(app: Bartleby, conn: Conn, told: Told) -> None:
+    """The lease was lost before the heartbeat could know: the database refuses the settlement."""
 
     @app.handler("orders")
     async def handle(message: Message) -> None:
-        # in this order: a claim is on its way already, and must not find it
+        # in this order: a claim may be under way, and must not find it
         app.client.pause_queue("orders")
         lapse(conn)
 
@@ -513,7 +350,7 @@ def test_a_result_that_comes_too_late_is_refused_and_counted(app: Bartleby, conn
     assert row(conn, "select count(*) from bartleby.messages") == 1
 
 
-def test_the_queues_lease_is_used_and_the_handlers_goes_before_it(app: Bartleby, conn: Conn) -> None:
+def test_lease_of_the_handler_goes_before_that_of_the_queue(app: Bartleby) -> None:
     lengths: dict[str, float] = {}
     query = "select extract(epoch from leased_until - bartleby.clock())::float8 from bartleby.messages where queue = %s"
 
@@ -522,35 +359,19 @@ def test_the_queues_lease_is_used_and_the_handlers_goes_before_it(app: Bartleby,
             lengths[message.queue] = float(row(mine, query, message.queue))
 
     app.handler("orders")(look)
-    app.handler("parcels", lease=40)(look)
+    app.handler("parcels", lease=400)(look)
     for queue in ("orders", "parcels"):
-        app.client.create_queue(queue, {"lease": 100})
+        app.client.create_queue(queue, {"lease": 1000})
         app.send(queue, 1)
     assert drain(app) == {"done": 2}
-    assert 80 < lengths["orders"] <= 100
-    assert 20 < lengths["parcels"] <= 40
-
-
-def test_the_worker_and_its_version_stand_in_the_evidence(app: Bartleby) -> None:
-    @app.handler("orders", terminal=[ValueError])
-    def handle(message: Message) -> None:
-        raise ValueError
-
-    app.client.create_queue("orders")
-    sent = app.send("orders", 1)
-    with working(app, until_idle=True) as running:
-        running.join()
-        (attempt,) = app.client.attempts(sent)
-        letter = app.client.dead_letter(sent)
-    assert (attempt.worker, attempt.worker_version) == (running.worker.name, "1.2.3")
-    assert letter is not None
-    assert (letter.worker, letter.worker_version) == (running.worker.name, "1.2.3")
+    assert 600 < lengths["orders"] <= 1000
+    assert 0 < lengths["parcels"] <= 400
 
 
 # Once
 
 
-def test_what_was_handled_is_acked_without_running(app: Bartleby, conn: Conn) -> None:
+def test_message_that_was_handled_before_is_acked_without_running(app: Bartleby) -> None:
     ran: list[int] = []
 
     @app.handler("orders", once=True)
@@ -560,7 +381,7 @@ def test_what_was_handled_is_acked_without_running(app: Bartleby, conn: Conn) ->
             app.mark_handled(message, mine)
 
     app.client.create_queue("orders")
-    sent = app.send_many("orders", [{"payload": number} for number in range(4)])
+    sent = app.send_many("orders", numbered(4))
     with psycopg.connect(str(app.settings.dsn)) as mine:
         for message_id in sent[:2]:
             mine.execute("select bartleby.mark_handled('orders', 'orders', %s)", [f"id:{message_id}"])
@@ -568,15 +389,12 @@ def test_what_was_handled_is_acked_without_running(app: Bartleby, conn: Conn) ->
     assert sorted(ran) == sent[2:]
 
 
-def test_if_the_look_at_what_was_handled_fails_nothing_is_lost(app: Bartleby, conn: Conn) -> None:
+@pytest.mark.own_database
+def test_messages_are_released_if_the_look_at_what_was_handled_fails(app: Bartleby, conn: Conn) -> None:
     ran: list[int] = []
-
-    @app.handler("orders", once=True)
-    async def handle(message: Message) -> None:
-        ran.append(message.id)
-
+    app.handler("orders", once=True)(handler_of(lambda message: ran.append(message.id), awaited=True))
     app.client.create_queue("orders")
-    sent = app.send_many("orders", [{"payload": number} for number in range(3)])
+    sent = app.send_many("orders", numbered(3))
     conn.execute("alter function bartleby.handled_keys(text, text[]) rename to handled_keys_away")
     conn.execute("""create function bartleby.handled_keys(text, text[]) returns setof text language plpgsql as $$ begin
         raise exception 'could not extend file' using errcode = '53100'; end $$""")
@@ -593,55 +411,47 @@ def test_if_the_look_at_what_was_handled_fails_nothing_is_lost(app: Bartleby, co
 # Its own end
 
 
-def test_a_worker_leaves_no_thread_and_no_session_behind(app: Bartleby, conn: Conn) -> None:
-    @app.handler("orders")
-    def handle(message: Message) -> None:
-        time.sleep(0.002)
-
+def test_worker_leaves_no_thread_and_no_session_behind(app: Bartleby, conn: Conn) -> None:
+    app.handler("orders")(handler_of(lambda _: time.sleep(0.002), awaited=False))
     app.client.create_queue("orders")
-    app.send_many("orders", [{"payload": number} for number in range(50)])
+    app.send_many("orders", numbered(50))
     app.client.close()
     before = threading.active_count()
     drain(app)
     until(lambda: threading.active_count() <= before)
-    names = ("claims", "settles", "heartbeat", "listener", "janitor", "replays")
+    names = ("claims", "settles", "heartbeat", "listener", "janitor", "replays", "spool")
     until(lambda: not any(sessions(conn, name) for name in names))
 
 
-def test_a_worker_that_cannot_start_leaves_nothing_open(app: Bartleby, conn: Conn) -> None:
-    app.handler("not a queue name!" * 50)(print)
-    with pytest.raises(Exception, match="name"):
-        drain(app)
-
-
 @BOTH
-def test_a_run_that_is_cancelled_starts_nothing_more(app: Bartleby, conn: Conn, awaited: bool) -> None:
+def test_cancelled_run_starts_nothing_more(
+    app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch, awaited: bool
+) -> None:
     """As by asyncio.wait_for: the leases lapse, but no handler goes on by itself."""
-    ran: list[int] = []
+    monkeypatch.setattr(holding, "_PUT_BACK_EVERY", 3600.0)
+    started: list[int] = []
 
-    def handle(message: Message) -> None:
-        ran.append(message.payload)
-        time.sleep(0.05)
+    def holds(message: Message) -> bool:
+        started.append(message.id)
+        return True
 
-    async def handle_awaited(message: Message) -> None:
-        ran.append(message.payload)
-        await asyncio.sleep(0.05)
-
-    app.handler("orders", concurrency=2)(handle_awaited if awaited else handle)
+    gate = Gate(holds)
+    app.handler("orders", concurrency=2)(gate.handler(awaited=awaited))
     app.client.create_queue("orders")
-    app.send_many("orders", [{"payload": number} for number in range(200)])
-    app.client.close()
 
     async def work() -> None:
-        worker = Worker(app)
-        task = asyncio.create_task(worker.run())
-        while len(ran) < 6:  # noqa: ASYNC110 - threads add to it
-            await asyncio.sleep(0.005)
+        running = Running.__new__(Running)
+        running.worker = Worker(app, poll=0.05)
+        task = asyncio.create_task(running.worker.run())
+        await asyncio.to_thread(claim_ahead, running)
+        await asyncio.to_thread(app.send_many, "orders", numbered(20))
+        await asyncio.to_thread(gate.wait_for_start, 2)
+        await asyncio.to_thread(until, lambda: state(conn)[1] > 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        count = len(ran)
-        await asyncio.sleep(0.3)
-        assert len(ran) <= count + 2
+        gate.open()
 
     asyncio.run(work())
+    until(lambda: not [each for each in threading.enumerate() if each.name == "bartleby-orders"])
+    assert len(started) == 2

@@ -1,0 +1,178 @@
+"""The breaker in a worker: an outage opens it, costs no attempts, and ends when probes succeed."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from bartleby import Bartleby, Message, Queue
+from tests.kit.clock import move_clock
+from tests.kit.worker import Told, drain, handler_of, row, state, until, working
+
+Conn = psycopg.Connection[tuple[Any, ...]]
+
+
+@pytest.fixture
+def app(dsn: str) -> Iterator[Bartleby]:
+    made = Bartleby(dsn)
+    yield made
+    made.client.close()
+
+
+class Bank:
+    """A service outside that can be closed."""
+
+    def __init__(self, *, closed: bool = True) -> None:
+        self._closed = threading.Event()
+        self.asked = 0
+        if closed:
+            self._closed.set()
+
+    def open(self) -> None:
+        self._closed.clear()
+
+    def ask(self, _: Message) -> None:
+        self.asked += 1
+        if self._closed.is_set():
+            raise ConnectionError("the bank is closed")
+
+
+def queue_of(app: Bartleby, name: str = "orders") -> Queue:
+    return next(queue for queue in app.client.queues() if queue.name == name)
+
+
+def events(conn: Conn) -> list[tuple[str, str]]:
+    query = "select type, queue from bartleby.events where type like 'io.bartleby.breaker.%' order by id"
+    return [(kind.rpartition(".")[2], queue) for kind, queue in conn.execute(query)]
+
+
+def send(app: Bartleby, count: int, queue: str = "orders") -> None:
+    app.send_many(queue, [{"payload": number} for number in range(count)])
+
+
+@pytest.mark.own_database
+def test_outage_costs_no_attempts_and_ends_when_probes_succeed(  # noqa: PLR0915 - one story
+    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers open it once and probe one message at a time; another queue goes on."""
+    monkeypatch.setattr("bartleby.fetching._LONGEST_SLEEP", 0.1)  # the clock moves without a word to sleepers
+    clock = move_clock(conn)
+    clock.stop()
+    bank = Bank()
+    # nothing is due again before ten have failed: a second failure could be charged
+    app.handler("orders", retry={"max_attempts": 2, "backoff": "fixed", "base": 600})(
+        handler_of(bank.ask, awaited=True)
+    )
+    app.handler("parcels")(handler_of(lambda _: None, awaited=False))
+    for queue in ("orders", "parcels"):
+        app.client.create_queue(queue, {"lease": 86400})
+    send(app, 100)
+    with working(app) as one, working(app) as two:
+        until(lambda: queue_of(app).breaker == "open")
+        found = queue_of(app)
+        assert found.breaker_cause == "ConnectionError: the bank is closed"
+        until(lambda: state(conn)[1] == 0)
+        send(app, 20, "parcels")
+        until(lambda: one.worker.counts["done"] + two.worker.counts["done"] == 20)
+        assert queue_of(app, "parcels").breaker == "closed"
+        for _ in range(3):
+            asked = bank.asked
+            clock.advance(700)
+            until(lambda: bank.asked > asked and state(conn)[1] == 0)  # noqa: B023 - at once
+            assert bank.asked == asked + 1, "a probe, and nothing beside it"
+        bank.open()
+
+        def all_done() -> bool:
+            if state(conn)[1] == 0:
+                clock.advance(700)
+            return one.worker.counts["done"] + two.worker.counts["done"] == 120
+
+        until(all_done)
+        assert queue_of(app).breaker == "closed"
+    assert (one.worker.counts + two.worker.counts)["dead"] == 0
+    assert state(conn) == (0, 0, 0, 0)
+    assert events(conn) == [("opened", "orders"), ("closed", "orders")]
+    assert told.of("breaker.opened")
+    charged = (
+        "select max(n) from (select count(*) filter (where rule not like '%%not charged%%') n"
+        " from bartleby.attempts group by message_id) a"
+    )
+    assert row(conn, charged) <= 1
+
+
+def test_failures_while_it_is_open_are_not_charged_and_the_rule_says_why(app: Bartleby, conn: Conn) -> None:
+    app.handler("orders", retry={"max_attempts": 1})(handler_of(Bank().ask, awaited=True))
+    app.client.create_queue("orders")
+    send(app, 60)
+    with working(app) as running:
+        until(lambda: queue_of(app).breaker == "open" and running.worker.counts["retried"] >= 10)
+        running.end()
+    # max_attempts is 1: only what failed before there was evidence enough may have died
+    assert state(conn)[3] <= 9
+    assert row(conn, "select bool_or(rule like '%%not charged: the breaker is open%%') from bartleby.attempts")
+
+
+def test_bad_messages_open_nothing(app: Bartleby, conn: Conn) -> None:
+    """Three bad ones among many good, terminal errors, unfit payloads, and an outage where the breaker is off."""
+
+    @app.handler("some", retry={"backoff": "none", "max_attempts": 20})
+    async def fail_some(message: Message) -> None:
+        if message.payload < 3:
+            raise ConnectionError("always this one")
+
+    @app.handler("all", terminal=[ValueError])
+    async def fail_all(number: int) -> None:
+        raise ValueError
+
+    app.handler("off", retry={"max_attempts": 1})(handler_of(Bank().ask, awaited=False))
+    for queue in ("some", "all", "off"):
+        app.client.create_queue(queue, {"breaker": "off"} if queue == "off" else {})
+    send(app, 100, "some")
+    app.send_many("all", [{"payload": number if number % 2 else "x"} for number in range(100)])
+    send(app, 60, "off")
+    counts = drain(app)
+    assert (counts["done"], counts["dead"]) == (97, 3 + 100 + 60)
+    assert [queue_of(app, queue).breaker for queue in ("some", "all", "off")] == ["closed", "closed", "off"]
+    assert events(conn) == []
+
+
+def test_forced_breaker_hands_out_nothing_until_it_is_closed(app: Bartleby, conn: Conn) -> None:
+    bank = Bank(closed=False)
+    app.handler("orders")(handler_of(bank.ask, awaited=True))
+    app.client.create_queue("orders")
+    app.client.force_breaker("orders", actor="ann", reason="the bank asked for it")
+    send(app, 20)
+    with working(app) as running:
+        until(lambda: running.worker._shared.listener.listening)
+        found = queue_of(app)
+        assert (found.breaker, found.ready, found.leased, bank.asked) == ("forced", 20, 0, 0)
+        app.client.close_breaker("orders", actor="ann", reason="it is fine again")
+        until(lambda: running.worker.counts["done"] == 20)
+    assert events(conn) == [("opened", "orders"), ("closed", "orders")]
+
+
+def test_trouble_of_the_database_in_handlers_opens_it_too(app: Bartleby, conn: Conn) -> None:
+    @app.handler("orders", retry={"max_attempts": 1})
+    async def handle(message: Message) -> None:
+        raise psycopg.errors.DiskFull("could not extend file: No space left on device")
+
+    app.client.create_queue("orders")
+    send(app, 40)
+    with working(app):
+        until(lambda: queue_of(app).breaker == "open")
+    assert state(conn)[3] == 0
+    assert row(conn, "select count(*) from bartleby.attempts") == 0
+    assert "53100" in (queue_of(app).breaker_cause or "")
+
+
+def test_until_idle_does_not_wait_for_an_open_breaker(app: Bartleby, conn: Conn, told: Told) -> None:
+    retry = {"backoff": "fixed", "base": 0.1, "max_attempts": 100}
+    app.handler("orders", retry=retry)(handler_of(Bank().ask, awaited=True))
+    app.client.create_queue("orders")
+    send(app, 50)
+    drain(app)
+    assert told.of("worker.gave_up")
+    assert queue_of(app).breaker == "open"
+    assert state(conn)[3] == 0

@@ -1,0 +1,248 @@
+"""The end of a worker: what runs is finished within the grace, the rest goes back uncharged."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psycopg
+import pytest
+
+from bartleby import Bartleby, Message, heartbeat, holding
+from bartleby.config import Settings
+from bartleby.holding import Holding
+from bartleby.link import Link
+from tests.kit.worker import Gate, Program, Told, claim_ahead, row, state, until, working
+
+Conn = psycopg.Connection[tuple[Any, ...]]
+BOTH = pytest.mark.parametrize("awaited", [False, True])
+
+SHOP = """
+import asyncio, os, time
+from bartleby import Bartleby
+
+app = Bartleby()
+note = os.open("notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+@app.handler("threads", concurrency=1)
+def threads(message):
+    os.write(note, b"begin ")
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    os.write(note, b"end ")
+
+@app.handler("coroutines", concurrency=1)
+async def coroutines(message):
+    os.write(note, b"begin ")
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.01)
+    os.write(note, b"end ")
+"""
+
+
+@pytest.fixture
+def app(dsn: str) -> Iterator[Bartleby]:
+    made = Bartleby(dsn)
+    for queue in ("orders", "threads", "coroutines"):
+        made.client.create_queue(queue)
+    yield made
+    made.client.close()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, app: Bartleby) -> Path:
+    (tmp_path / "shop.py").write_text(SHOP)
+    app.send_many("threads", [{"payload": 1}] * 4)
+    app.send_many("coroutines", [{"payload": 1}] * 4)
+    return tmp_path
+
+
+def notes(folder: Path) -> list[str]:
+    file = folder / "notes"
+    return file.read_text().split() if file.exists() else []
+
+
+def nothing_was_charged(conn: Conn) -> bool:
+    """Return whether nothing is leased, and no message lost an attempt."""
+    query = "select count(*) filter (where attempts > 0 or state = 'leased') from bartleby.messages"
+    failed = "select count(*) from bartleby.attempts where outcome <> 'lost'"
+    return bool(row(conn, query) == 0 and row(conn, failed) == 0)
+
+
+@BOTH
+def test_running_handlers_finish_and_the_rest_is_released(
+    app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch, awaited: bool
+) -> None:
+    monkeypatch.setattr(holding, "_PUT_BACK_EVERY", 3600.0)
+    gate = Gate()
+    app.handler("orders", concurrency=2, retry={"max_attempts": 1})(gate.handler(awaited=awaited))
+    with working(app) as running:
+        claim_ahead(running)
+        app.send_many("orders", [{"payload": number} for number in range(20)])
+        gate.wait_for_start(2)
+        until(lambda: state(conn)[1] > 2)
+        running.stop()
+        until(lambda: state(conn)[1] == 2)
+        assert running.thread.is_alive()
+        assert not gate.another_started
+        gate.open()
+        counts = running.join()
+    assert (counts["done"], counts["dead"], counts["retried"], counts["refused"]) == (2, 0, 0, 0)
+    ready, leased, deferred, dead = state(conn)
+    assert (ready + deferred, leased, dead) == (18, 0, 0)
+    assert nothing_was_charged(conn)
+
+
+@BOTH
+def test_handler_that_outlasts_the_grace_is_cancelled_and_its_message_released(
+    app: Bartleby, conn: Conn, awaited: bool
+) -> None:
+    gate = Gate()
+    app.handler("orders", retry={"max_attempts": 1})(gate.handler(awaited=awaited))
+    app.send("orders", 1)
+    with working(app, grace=0.3) as running:
+        gate.wait_for_start()
+        assert running.end() == {"released": 1}
+    assert gate.cancelled.wait(30)
+    assert nothing_was_charged(conn)
+
+
+@BOTH
+def test_second_stop_does_not_wait_for_handlers(app: Bartleby, conn: Conn, awaited: bool) -> None:
+    gate = Gate()
+    app.handler("orders")(gate.handler(awaited=awaited))
+    app.send("orders", 1)
+    with working(app, grace=3600) as running:
+        gate.wait_for_start()
+        running.stop()
+        until(running.worker._shared.stopping.is_set)
+        assert running.thread.is_alive()
+        assert running.end() == {"released": 1}
+    assert nothing_was_charged(conn)
+
+
+@BOTH
+def test_handler_that_cannot_be_stopped_does_not_keep_its_message(app: Bartleby, conn: Conn, awaited: bool) -> None:
+    started, go = threading.Event(), threading.Lock()
+    go.acquire()
+
+    def handle(message: Message) -> None:
+        started.set()
+        go.acquire()  # in C
+
+    async def handle_awaited(message: Message) -> None:
+        started.set()
+        while True:
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                if not go.locked():
+                    raise
+
+    app.handler("orders", retry={"max_attempts": 1})(handle_awaited if awaited else handle)
+    app.send("orders", 1)
+    with working(app, grace=0.1) as running:
+        assert started.wait(30)
+        running.stop()
+        until(lambda: state(conn)[1] == 0)
+        go.release()
+        running.join()
+    assert state(conn)[3] == 0
+    assert nothing_was_charged(conn)
+
+
+def test_idle_worker_stops_without_its_sleep_being_over(app: Bartleby, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bartleby.fetching._LONGEST_SLEEP", 3600.0)
+    monkeypatch.setattr("bartleby.worker._LAST_WORDS", 3600.0)
+    app.handler("orders")(print)
+    with working(app, poll=3600) as running:
+        until(lambda: running.worker._shared.listener.listening)
+        assert running.end() == {}
+
+
+def test_worker_that_is_stopped_before_it_began_ends(app: Bartleby) -> None:
+    app.handler("orders")(print)
+    with working(app) as running:
+        running.end()
+
+
+async def test_stopping_worker_is_not_reported_as_a_blocked_loop(dsn: str, told: Told) -> None:
+    settings = Settings(dsn=dsn)
+    holding = Holding(settings, Link(settings, "settles"), asyncio.Event())
+    showing = asyncio.create_task(holding.show_life())
+    await asyncio.sleep(0)
+    assert holding._heartbeat.seen_alive <= time.monotonic()
+    showing.cancel()
+    await asyncio.wait([showing])
+    with mock.patch.object(heartbeat, "_STUCK", 0.0):
+        holding._heartbeat._watch_loop()
+    assert not told.of("loop.blocked")
+
+
+def test_restarts_under_load_leave_every_attempt_count_unchanged(app: Bartleby, conn: Conn) -> None:
+    seen: list[tuple[int, int]] = []
+
+    @app.handler("coroutines", concurrency=4)
+    async def handle_awaited(message: Message) -> None:
+        seen.append((message.id, message.attempt))
+        await asyncio.sleep(0.001)
+
+    @app.handler("threads", concurrency=4)
+    def handle(message: Message) -> None:
+        seen.append((message.id, message.attempt))
+        time.sleep(0.001)
+
+    for queue in ("threads", "coroutines"):
+        app.send_many(queue, [{"payload": number} for number in range(200)])
+    done = 0
+    for _ in range(4):
+        with working(app) as running:
+            until(lambda: running.worker.counts["done"] > 20 or len(seen) == 400)
+            done += running.end()["done"]
+    with working(app, until_idle=True) as running:
+        done += running.join()["done"]
+    assert done == len(seen) == 400
+    assert {attempt for _, attempt in seen} == {1}
+    assert row(conn, "select count(*) from bartleby.attempts") == 0
+
+
+# As a process
+
+
+@pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGINT])
+def test_signal_lets_handlers_finish_and_ends_the_process_with_zero(
+    app: Bartleby, conn: Conn, shop: Path, dsn: str, order: signal.Signals
+) -> None:
+    with Program(dsn, "shop:app", "--log", "json", cwd=shop) as program:
+        until(lambda: notes(shop).count("begin") == 2)
+        os.kill(program.pid, order)
+        program.wait_for("finishing 2 running handlers")
+        (shop / "go").touch()
+        assert program.end() == 0
+        last = program.events()[-1]
+    assert sorted(notes(shop)) == ["begin", "begin", "end", "end"]
+    assert (last["event"], last["done"]) == ("worker.stopped", 2)
+    assert row(conn, "select count(*) from bartleby.messages") == 6
+    assert nothing_was_charged(conn)
+
+
+@pytest.mark.parametrize(("grace", "signals"), [("3600", 2), ("0.3", 1)])
+def test_second_signal_or_the_end_of_the_grace_releases_what_runs(
+    app: Bartleby, conn: Conn, shop: Path, dsn: str, *, grace: str, signals: int
+) -> None:
+    with Program(dsn, "shop:app", "--grace", grace, cwd=shop) as program:
+        until(lambda: notes(shop) == ["begin", "begin"])
+        program.term()
+        if signals == 2:
+            program.wait_for("finishing 2 running handlers")  # two signals at once would be one
+            assert program.process.poll() is None
+            program.term()
+        assert program.end() == 0
+        assert "Traceback" not in program.text()
+    assert row(conn, "select count(*) from bartleby.messages") == 8
+    assert nothing_was_charged(conn)
