@@ -1,4 +1,4 @@
-"""What is to run for long starts while the database is away: it says so, waits, and begins when it is there."""
+"""Commands that run for long wait for a database that is unavailable when they start, and say so once."""
 
 import contextlib
 import signal
@@ -15,60 +15,51 @@ import pytest
 from bartleby import dev
 from bartleby.surfaces.cli import connecting
 from bench import pooler
-from tests.kit.commands import PROGRAM
+from tests.kit.commands import PROGRAM, Done
 from tests.kit.proxy import Proxy, proxied
 from tests.kit.worker import ENVIRONMENT, LONG, Told, until
 
-NOBODY = 1
+NO_SERVER = 1
 BEGINS = {
     ("relay",): "relay.started",
     ("work", "shop:app"): "worker.started",
     ("janitor",): "janitor.started",
     ("mcp", "--http", "127.0.0.1:0"): "listening on",
 }
-"""What each of the commands says when it has begun."""
-SHOP = """
-from bartleby import Bartleby
-
-app = Bartleby()
-
-@app.handler("orders")
-def handle(message):
-    pass
-"""
+"""What each of the commands logs when it has begun."""
+SHOP = "from bartleby import Bartleby\napp = Bartleby()\napp.handler('orders')(print)\n"
 
 
 @pytest.fixture
 def away() -> Iterator[Proxy]:
-    """A way to the database that leads nowhere yet."""
-    with proxied(NOBODY) as proxy:
+    """A proxy without a server behind it."""
+    with proxied(NO_SERVER) as proxy:
         yield proxy
 
 
 class Started:
-    """A command as a process, and what it has said."""
+    """A command as a process, and its log."""
 
     def __init__(self, folder: Path, dsn: str, *words: str) -> None:
         (folder / "shop.py").write_text(SHOP)
-        self._said = folder / "said"
-        with self._said.open("w") as said:
+        self._file = folder / "log"
+        with self._file.open("w") as stderr:
             self.process = subprocess.Popen(
                 [*PROGRAM, *words],
                 cwd=folder,
                 env={**ENVIRONMENT, "BARTLEBY_DSN": dsn},
                 stdout=subprocess.DEVNULL,
-                stderr=said,
+                stderr=stderr,
             )
 
-    def said(self) -> str:
-        return self._said.read_text()
+    def log(self) -> str:
+        return self._file.read_text()
 
-    def says(self, word: str) -> None:
-        """Wait until it has said this."""
-        until(lambda: word in self.said() or self.process.poll() is not None, what=f"{word!r} in {self.said()}")
-        assert self.process.poll() is None, self.said()
+    def wait_for(self, word: str) -> None:
+        until(lambda: word in self.log() or self.process.poll() is not None, what=f"{word!r} in {self.log()}")
+        assert self.process.poll() is None, self.log()
 
-    def ends(self, number: signal.Signals) -> int:
+    def end(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
         return self.process.wait(LONG)
 
@@ -87,86 +78,81 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
 
 
 @pytest.mark.parametrize("words", BEGINS, ids=lambda each: each[0])
-def test_it_begins_when_the_database_is_there(
+def test_command_begins_when_the_database_is_available(
     start: Callable[..., Started], away: Proxy, server: dev.Server, dsn: str, words: tuple[str, ...]
 ) -> None:
     begun = start(away.dsn(dsn), *words)
-    begun.says("database.away")
+    begun.wait_for("database.away")
     away.lead_to(server.port)
-    begun.says(BEGINS[words])
-    assert begun.said().count("is waited for") == 1
-    assert "database.back" in begun.said().partition(BEGINS[words])[0]
-    assert begun.ends(signal.SIGTERM) == 0
+    begun.wait_for(BEGINS[words])
+    assert begun.log().count("is waited for") == 1
+    assert "database.back" in begun.log().partition(BEGINS[words])[0]
+    assert begun.end(signal.SIGTERM) == 0
 
 
-@pytest.mark.parametrize("words", BEGINS, ids=lambda each: each[0])
-def test_it_is_stopped_while_it_waits(
-    start: Callable[..., Started], away: Proxy, dsn: str, words: tuple[str, ...]
+@pytest.mark.parametrize(("words", "order"), [("work shop:app", signal.SIGTERM), ("relay", signal.SIGINT)])
+def test_command_can_be_stopped_while_it_waits(
+    start: Callable[..., Started], away: Proxy, dsn: str, *, words: str, order: signal.Signals
 ) -> None:
-    begun = start(away.dsn(dsn), *words)
-    begun.says("database.away")
-    assert begun.ends(signal.SIGTERM if len(words) > 1 else signal.SIGINT) == 0
-    assert "Traceback" not in begun.said()
+    begun = start(away.dsn(dsn), *words.split())
+    begun.wait_for("database.away")
+    assert begun.end(order) == 0
+    assert "Traceback" not in begun.log()
+
+
+def test_janitor_ends_where_nothing_is_installed(bartleby: Callable[..., Done], server: dev.Server) -> None:
+    done = bartleby("janitor", address=server.dsn)
+    assert done.code == 1
+    assert "bartleby install" in done.err
 
 
 @pytest.mark.pgbouncer
-def test_a_pooler_that_answers_for_a_server_that_is_away_is_not_the_database(
-    server: dev.Server, dsn: str, told: Told
-) -> None:
+def test_pooler_without_its_server_is_not_the_database(server: dev.Server, dsn: str, told: Told) -> None:
     with proxied(server.port) as proxy, pooler.pgbouncer(replace(server, port=proxy.port)) as port:
         through = f"{dsn.rpartition('@')[0]}@127.0.0.1:{port}/{dsn.rpartition('/')[2]}"
         psycopg.connect(through).close()  # it knows the password from now on
-        proxy.lead_to(NOBODY)
+        proxy.lead_to(NO_SERVER)
         proxy.cut()
         waiting = threading.Thread(target=connecting.wait_for, args=[through])
         waiting.start()
-        until(lambda: told.of("database.away"), what="it says that it waits")
+        until(lambda: told.of("database.away"))
         assert waiting.is_alive()
         proxy.lead_to(server.port)
         waiting.join(LONG)
         assert told.of("database.back")
 
 
-def test_a_janitor_ends_where_nothing_is_installed(start: Callable[..., Started], server: dev.Server) -> None:
-    begun = start(server.dsn, "janitor")
-    assert begun.process.wait(LONG) == 1
-    assert "bartleby install" in begun.said()
-
-
-def test_a_server_that_turns_us_away_is_not_waited_for(dsn: str, told: Told) -> None:
+def test_server_that_refuses_the_connection_for_good_is_not_waited_for(dsn: str, told: Told) -> None:
     address, _, name = dsn.rpartition("/")
     user = address.partition("://")[2].partition(":")[0]
-    wrong = f"postgresql://{user}:wrong@{address.rpartition('@')[2]}/{name}"
-    for refused, why in (
-        (wrong, "password"),
+    for refused, word in (
+        (f"postgresql://{user}:wrong@{address.rpartition('@')[2]}/{name}", "password"),
         (f"{address}/nosuch", "does not exist"),
         (f"{dsn}?sslmode=x", "sslmode"),
         (f"{dsn}?sslmode=require", "SSL"),
     ):
-        with pytest.raises(psycopg.OperationalError, match=why):
+        with pytest.raises(psycopg.OperationalError, match=word):
             connecting.wait_for(refused)
     assert not told.records
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
+def test_server_that_refuses_the_connection_for_now_is_waited_for(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = psycopg.connect
+    for text in (
         "FATAL:  sorry, too many clients already",
         "FATAL:  remaining connection slots are reserved for roles with the SUPERUSER attribute",
         "session is read-only",
-    ],
-)
-def test_what_a_server_says_for_now_is_waited_out(dsn: str, told: Told, said: str) -> None:
-    connect, tried = psycopg.connect, list[Any]()
+    ):
+        tried: list[Any] = []
 
-    def refusing(*arguments: Any, **named: Any) -> Any:
-        tried.append(arguments)
-        if len(tried) <= 3:
-            raise psycopg.OperationalError(f"connection failed: {said}")
-        return connect(*arguments, **named)
+        def refuse(*arguments: Any, text: str = text, tried: list[Any] = tried, **named: Any) -> Any:
+            tried.append(arguments)
+            if len(tried) <= 2:
+                raise psycopg.OperationalError(f"connection failed: {text}")
+            return connect(*arguments, **named)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(psycopg, "connect", refusing)
-        connecting.wait_for(dsn)
-    assert len(tried) == 4
-    assert [len(told.of(f"database.{each}")) for each in ("away", "back")] == [1, 1]
+        monkeypatch.setattr(psycopg, "connect", refuse)
+        with Told.listening() as told:
+            connecting.wait_for(dsn)
+        assert len(tried) == 3, text
+        assert [len(told.of(f"database.{each}")) for each in ("away", "back")] == [1, 1], text

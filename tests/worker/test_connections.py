@@ -1,0 +1,426 @@
+"""A worker and its connections: each may be cut, hang, or be refused, and no message is lost or charged."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from bartleby import Bartleby, Message, Snooze, dev, schema
+from bartleby import worker as worker_module
+from bartleby.calls import Call
+from bartleby.link import Link
+from tests.kit.proxy import Proxy, proxied
+from tests.kit.worker import (
+    LONG,
+    Gate,
+    Told,
+    handler_of,
+    lapse,
+    renew_now,
+    row,
+    sessions,
+    state,
+    until,
+    working,
+)
+
+Conn = psycopg.Connection[tuple[Any, ...]]
+NAMES = ["claims", "settles", "heartbeat", "listener", "janitor", "replays"]
+
+
+class Ledger:
+    """What handlers did, kept outside of the database."""
+
+    def __init__(self, app: Bartleby, **options: Any) -> None:
+        self.runs: list[object] = []
+        self.attempts: set[int] = set()
+
+        @app.handler("orders", **options)
+        async def handle(message: Message) -> None:
+            self.runs.append(message.payload)
+            self.attempts.add(message.attempt)
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def proxy(server: dev.Server) -> Iterator[Proxy]:
+    with proxied(server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def through(app: Bartleby, proxy: Proxy, dsn: str) -> Bartleby:
+    """An application that reaches the server through the proxy; `app` does not need it."""
+    return Bartleby(proxy.dsn(dsn))
+
+
+class Own:
+    """A server that only this file uses, and may restart."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.server = self._start()
+        with self.connection() as connection:
+            schema.install(connection)
+
+    def _start(self) -> dev.Server:
+        return dev.start(self._folder, settings={"fsync": "off", "max_connections": "30"})
+
+    def connection(self) -> Conn:
+        return psycopg.connect(self.server.dsn, autocommit=True)
+
+    def crash(self) -> None:
+        """Restart without a shutdown, but with every claim on the disk: one that is not would be undone."""
+        with self.connection() as connection:
+            connection.execute("checkpoint")
+        self.server.stop("immediate")
+        self.server = self._start()
+
+
+@pytest.fixture(scope="module")
+def own(scratch: Path) -> Iterator[Own]:
+    folder = Path(tempfile.mkdtemp(prefix="bartleby-test-", dir=scratch))
+    made = Own(folder)
+    yield made
+    made.server.stop("immediate")
+    shutil.rmtree(folder)
+
+
+def fill(app: Bartleby, count: int, first: int = 0) -> None:
+    app.client.send_many("orders", [{"payload": number} for number in range(first, first + count)])
+
+
+def terminate(conn: Conn, *names: str) -> None:
+    for name in names:
+        for pid in sessions(conn, name):
+            conn.execute("select pg_terminate_backend(%s, 30000)", [pid])
+
+
+# Sessions that are ended
+
+
+def test_each_connection_is_made_anew_when_its_session_is_ended(app: Bartleby, conn: Conn, told: Told) -> None:
+    ledger, gate = Ledger(app, lease=600), Gate()
+    app.handler("slow", lease=600)(gate.handler(awaited=False))  # held all the time: the heartbeat has work
+    app.client.create_queue("slow")
+    app.client.send("slow", 1)
+    with working(app) as running:
+        gate.wait_for_start()
+        until(lambda: running.worker._shared.listener.listening)
+        for number, name in enumerate(NAMES):
+            (before,) = until(lambda: sessions(conn, name))  # noqa: B023 - at once
+            terminate(conn, name)
+            renew_now(running)
+            fill(app, 5, 5 * number)
+            until(lambda: running.worker.counts["done"] == 5 * (number + 1))  # noqa: B023 - at once
+            until(lambda: sessions(conn, name) not in ([], [before]))  # noqa: B023 - at once
+        until(lambda: running.worker._shared.listener.listening)
+        gate.open()
+        until(lambda: running.worker.counts["done"] == 5 * len(NAMES) + 1)
+    assert sorted(ledger.runs) == list(range(5 * len(NAMES)))  # type: ignore[type-var]
+    assert ledger.attempts == {1}
+    assert row(conn, "select count(*) from bartleby.attempts") == 0
+    assert told.of("listener.lost")
+    for event in ("database.away", "database.back"):
+        assert [each.fields["connection"] for each in told.of(event)].count("claims") == 1  # type: ignore[attr-defined]
+
+
+def test_sessions_ended_again_and_again_under_load_lose_nothing(app: Bartleby, conn: Conn) -> None:
+    ledger = Ledger(app, lease=600)
+    fill(app, 400)
+    with working(app, claim_limit=20) as running:
+        for kills in range(1, 16):
+            until(lambda: len(ledger.runs) >= 20 * kills)  # noqa: B023 - at once
+            terminate(conn, "claims", "settles")
+
+        def over() -> bool:
+            settled = running.worker.counts["done"] + running.worker.counts["refused"]
+            if settled >= len(ledger.runs):
+                lapse(conn)  # claims whose answers were lost belong to no worker
+            return state(conn) == (0, 0, 0, 0)
+
+        until(over)
+    assert set(ledger.runs) == set(range(400))
+    assert ledger.attempts == {1}
+    assert set(conn.execute("select distinct outcome from bartleby.attempts").fetchall()) <= {("lost",)}
+
+
+# The server goes and comes
+
+
+def test_crash_of_the_server_is_survived(own: Own) -> None:
+    app, gate, runs = Bartleby(own.server.dsn), Gate(lambda message: message.payload == 0), list[int]()
+    app.client.create_queue("orders")
+    app.handler("orders")(gate.handler(awaited=False))
+    app.handler("parcels")(handler_of(lambda message: runs.append(message.attempt), awaited=True))
+    fill(app, 20)
+    with working(app) as running:
+        gate.wait_for_start()
+        until(lambda: running.worker.counts["done"] == 19)
+        own.crash()
+        gate.open()
+        until(lambda: running.worker.counts["done"] == 20)
+        until(lambda: send_after_restart(own))
+        until(lambda: running.worker.counts["done"] == 21)
+        running.end()
+    assert runs == [1]
+    with own.connection() as conn:
+        assert state(conn) == state(conn, "parcels") == (0, 0, 0, 0)
+        assert row(conn, "select count(*) from bartleby.attempts") == 0
+
+
+def send_after_restart(own: Own) -> int:
+    with Bartleby(own.server.dsn).client as client:
+        return int(client.send("parcels", 1))
+
+
+def test_read_only_server_is_left_and_found_again(own: Own, told: Told) -> None:
+    """As after a failover: the old primary answers 25006, new sessions are refused, no attempt is charged."""
+    app, gate = Bartleby(own.server.dsn), Gate()
+    app.client.create_queue("mails")
+    app.handler("mails", retry={"max_attempts": 1})(gate.handler(awaited=False))
+    app.client.send("mails", 1)
+    with working(app) as running, own.connection() as admin:
+        gate.wait_for_start()
+        admin.execute("alter system set default_transaction_read_only = on")
+        admin.execute("select pg_reload_conf()")
+        until(lambda: row(admin, "show default_transaction_read_only") == "on")
+        gate.open()
+        until(lambda: any(each.fields["connection"] == "settles" for each in told.of("database.away")))  # type: ignore[attr-defined]
+        assert running.thread.is_alive()
+        admin.execute("set default_transaction_read_only = off")
+        admin.execute("alter system reset default_transaction_read_only")
+        admin.execute("select pg_reload_conf()")
+        until(lambda: running.worker.counts["done"] == 1)
+        assert running.end() == {"done": 1}
+        assert row(admin, "select count(*) from bartleby.attempts") == 0
+
+
+@pytest.mark.own_database
+def test_too_many_connections_are_waited_out(
+    app: Bartleby, conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[str] = []
+    connected = Link._connected
+
+    async def recording(self: Link) -> Any:
+        try:
+            return await connected(self)
+        except psycopg.Error as error:
+            errors.append(str(error))
+            raise
+
+    monkeypatch.setattr(Link, "_connected", recording)
+    conn.execute("create role crowded login password 'x' in role bartleby_worker")
+    try:
+        crowded = Bartleby(dsn.replace(dsn.partition("//")[2].partition("@")[0], "crowded:x"))
+        ledger = Ledger(crowded)
+        with working(crowded) as running:
+            until(lambda: running.worker._shared.listener.listening)
+            conn.execute("alter role crowded connection limit 0")
+            terminate(conn, "claims", "settles")
+            fill(app, 1)
+            until(lambda: any("too many" in each for each in errors))
+            conn.execute("alter role crowded connection limit -1")
+            until(lambda: running.worker.counts["done"] == 1)
+        assert ledger.attempts == {1}
+    finally:
+        conn.execute("drop owned by crowded; drop role crowded")
+
+
+# The database refuses
+
+
+def refuse(conn: Conn, name: str, sqlstate: str) -> None:
+    """Let a function of the core fail, and count its calls."""
+    conn.execute("create sequence if not exists refusals; select setval('refusals', 1)")
+    query = """select oid::regprocedure::text, pg_get_function_identity_arguments(oid), pg_get_function_result(oid)
+        from pg_proc where pronamespace = 'bartleby'::regnamespace and proname = %s"""
+    function, arguments, returns = row(conn, query, name)
+    with conn.transaction():
+        conn.execute(f"alter function {function} rename to {name}_away".encode())
+        conn.execute(
+            f"create function bartleby.{name}({arguments}) returns {returns} language plpgsql as $$ begin"
+            f" perform nextval('public.refusals'); raise exception 'no' using errcode = '{sqlstate}'; end $$".encode()
+        )
+
+
+def accept(conn: Conn, name: str) -> None:
+    with conn.transaction():
+        conn.execute(f"drop function bartleby.{name}".encode())
+        conn.execute(f"alter function bartleby.{name}_away rename to {name}".encode())
+
+
+@pytest.mark.own_database
+def test_call_that_the_server_cannot_take_now_is_repeated(app: Bartleby, conn: Conn) -> None:
+    """A full disk, a cancelled statement, a deadlock: repeated until it is accepted, and the handler runs once."""
+    runs: list[str] = []
+
+    @app.handler("orders", terminal=[KeyError], lease=600)
+    async def handle(message: Message) -> None:
+        runs.append(message.payload)
+        if message.payload == "fail":
+            raise KeyError
+        if message.payload == "release":
+            raise Snooze(1000)
+
+    refusals = [("ack", each) for each in ("53100", "53200", "57014", "40P01", "55P03")]
+    refusals += [("fail", "53100"), ("release", "53100"), ("claim", "53100")]
+    with working(app) as running:
+        until(lambda: running.worker._shared.listener.listening)
+        for number, (name, sqlstate) in enumerate(refusals):
+            refuse(conn, name, sqlstate)
+            app.client.send("orders", name)
+            until(lambda: row(conn, "select last_value > 3 from refusals"), what=f"{name} {sqlstate}")
+            assert running.worker.counts.total() == number, (name, sqlstate)
+            accept(conn, name)
+            until(lambda: running.worker.counts.total() == number + 1, what=f"{name} {sqlstate}")  # noqa: B023
+        assert running.end() == {"done": 6, "dead": 1, "released": 1}
+    assert runs == [name for name, _ in refusals]
+    assert state(conn) == (0, 0, 1, 1)
+
+
+@pytest.mark.own_database
+@pytest.mark.parametrize("awaited", [False, True])
+def test_claims_wait_while_nothing_can_be_settled(app: Bartleby, conn: Conn, awaited: bool) -> None:
+    runs: list[int] = []
+    function = handler_of(lambda message: runs.append(message.payload), awaited=awaited)
+    app.handler("orders", concurrency=10, lease=600)(function)
+    fill(app, 1500)
+    refuse(conn, "ack", "53100")
+    with working(app, claim_limit=50) as running:
+
+        def rests() -> bool:
+            before, refused = len(runs), row(conn, "select last_value from refusals")
+            until(lambda: row(conn, "select last_value > %s from refusals", refused))
+            return len(runs) == before > 0
+
+        until(rests)
+        assert len(runs) < 1000
+        accept(conn, "ack")
+        until(lambda: running.worker.counts["done"] == 1500)
+    assert sorted(runs) == list(range(1500))
+
+
+@pytest.mark.own_database
+def test_settlement_that_is_never_accepted_ends_with_its_lease(app: Bartleby, conn: Conn, told: Told) -> None:
+    ledger = Ledger(app, lease=600)
+    refuse(conn, "ack", "XX000")
+    with working(app) as running:
+        fill(app, 1)
+        until(lambda: told.of("settlement.impossible"))
+        accept(conn, "ack")
+        fill(app, 5, 1)
+        until(lambda: running.worker.counts["done"] == 5)
+        assert state(conn)[1] == 1, "until it lapses"
+    assert set(ledger.runs) == set(range(6))
+
+
+# A wire that hangs
+
+
+def test_handler_whose_lease_cannot_be_renewed_is_cancelled(app: Bartleby, through: Bartleby, proxy: Proxy) -> None:
+    """Half-open: nothing is closed, nothing answers. The lease is given up here before it lapses there."""
+    runs: list[int] = []
+
+    def is_first(message: Message) -> bool:
+        runs.append(message.attempt)
+        return len(runs) == 1
+
+    gate = Gate(is_first)
+    through.handler("orders", lease=3)(gate.handler(awaited=True))
+    sent = app.client.send("orders", 1)
+    with working(through) as running:
+        gate.wait_for_start()
+        proxy.mode = "blackhole"
+        assert gate.cancelled.wait(LONG)
+        proxy.mode = "pass"
+        until(lambda: running.worker.counts["done"] == 1)
+    assert {each.outcome for each in app.client.attempts(sent)} <= {"lost"}
+
+
+def test_claim_and_ack_whose_answers_are_lost_cost_no_attempt(
+    app: Bartleby, through: Bartleby, proxy: Proxy, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both were carried out, and the worker does not know it."""
+    attempts: list[int] = []
+    plain, armed = Link.run, True
+
+    async def run(self: Link, call: Call[Any]) -> Any:
+        nonlocal armed
+        if armed and "bartleby.claim(" in (call.relaxed or call.text):
+            armed, proxy.mode = False, "deaf"
+        return await plain(self, call)
+
+    monkeypatch.setattr(Link, "run", run)
+
+    def holds(message: Message) -> bool:
+        attempts.append(message.attempt)
+        return True
+
+    gate = Gate(holds)
+    through.handler("orders", lease=600)(gate.handler(awaited=True))
+    app.client.send("orders", 1)
+    with working(through) as running:
+        until(lambda: state(conn)[1] == 1)
+        assert not gate.another_started
+        reconnect(proxy)
+        lapse(conn)
+        gate.wait_for_start()
+        proxy.mode = "deaf"
+        gate.open()
+        until(lambda: state(conn) == (0, 0, 0, 0))
+        reconnect(proxy)
+        until(lambda: running.worker.counts["refused"] == 1)
+        assert running.end() == {"refused": 1}
+    assert attempts == [1]
+
+
+def reconnect(proxy: Proxy) -> None:
+    proxy.mode = "pass"
+    proxy.cut()
+
+
+def test_worker_can_be_stopped_while_its_database_hangs(
+    app: Bartleby, through: Bartleby, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_LAST_WORDS", 0.2)
+    gate = Gate()
+    through.handler("orders", lease=600)(gate.handler(awaited=False))
+    app.client.send("orders", 1)
+    with working(through, grace=0.5) as running:
+        gate.wait_for_start()
+        for link in (running.worker._settles, running.worker._shared.link):
+            link.deadline = 3600.0
+        proxy.mode = "blackhole"
+        running.stop()
+        running.stop()
+        gate.open()
+        try:
+            running.join()
+        finally:
+            proxy.mode = "pass"
+
+
+# A pooler between
+
+
+@pytest.mark.pgbouncer
+def test_worker_polls_behind_a_pooler(app: Bartleby, pooled_dsn: str, conn: Conn, told: Told) -> None:
+    pooled = Bartleby(pooled_dsn)
+    ledger = Ledger(pooled)
+    with working(pooled) as running:
+        until(lambda: told.of("listener.off"))
+        for number in range(3):
+            fill(app, 1, number)
+            until(lambda: len(ledger.runs) == number + 1)  # noqa: B023 - at once
+        fill(app, 100, 3)
+        until(lambda: running.worker.counts["done"] == 103)
+        assert not running.worker._shared.listener.listening
+    assert ledger.attempts == {1}
+    assert state(conn) == (0, 0, 0, 0)
