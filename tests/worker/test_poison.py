@@ -1,4 +1,4 @@
-"""The poison corpus and the database: what is refused at the door, and that evidence of anything can be stored."""
+"""The poison corpus and the database: payloads are refused or do not fit, and evidence of anything can be stored."""
 
 import psycopg
 import pytest
@@ -22,7 +22,7 @@ def claimed(client: Client, limit: int) -> Lease:
     return lease
 
 
-def test_every_payload_is_refused_at_the_door_or_arrives_and_does_not_fit(client: Client, conn: Connection) -> None:
+def test_poison_payload_is_refused_by_send_or_does_not_fit(client: Client, conn: Connection) -> None:
     convert = converter(poison.Order)
     with client:
         client.create_queue("q")
@@ -40,7 +40,7 @@ def test_every_payload_is_refused_at_the_door_or_arrives_and_does_not_fit(client
         assert len(client.dead_letters()) == sum(not payload.refused for payload in poison.PAYLOADS.values())
 
 
-def test_the_evidence_of_everything_is_stored_as_it_is(client: Client) -> None:
+def test_evidence_of_every_exception_is_stored_as_it_is(client: Client) -> None:
     recorder = Recorder()
     with client:
         client.create_queue("q")
@@ -67,7 +67,7 @@ def test_the_evidence_of_everything_is_stored_as_it_is(client: Client) -> None:
             )  # fmt: skip
 
 
-def test_what_python_sends_is_refused_with_a_word(client: Client) -> None:
+def test_values_that_json_cannot_hold_are_refused(client: Client) -> None:
     with client:
         client.create_queue("q")
         for payload in ("a\0b", "\ud800", float("nan"), {1, 2}, b"bytes", "x" * (2 << 20)):

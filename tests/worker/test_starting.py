@@ -3,9 +3,7 @@
 import contextlib
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 
 from bartleby import dev
 from bartleby.surfaces.cli import connecting
-from bench import pooler
 from tests.kit.commands import PROGRAM, Done
 from tests.kit.proxy import Proxy, proxied
 from tests.kit.worker import ENVIRONMENT, LONG, Told, until
@@ -106,20 +103,22 @@ def test_janitor_ends_where_nothing_is_installed(bartleby: Callable[..., Done], 
     assert "bartleby install" in done.err
 
 
-@pytest.mark.pgbouncer
-def test_pooler_without_its_server_is_not_the_database(server: dev.Server, dsn: str, told: Told) -> None:
-    with proxied(server.port) as proxy, pooler.pgbouncer(replace(server, port=proxy.port)) as port:
-        through = f"{dsn.rpartition('@')[0]}@127.0.0.1:{port}/{dsn.rpartition('/')[2]}"
-        psycopg.connect(through).close()  # it knows the password from now on
-        proxy.lead_to(NO_SERVER)
-        proxy.cut()
-        waiting = threading.Thread(target=connecting.wait_for, args=[through])
-        waiting.start()
-        until(lambda: told.of("database.away"))
-        assert waiting.is_alive()
-        proxy.lead_to(server.port)
-        waiting.join(LONG)
-        assert told.of("database.back")
+def test_pooler_whose_server_does_not_answer_is_not_the_database(
+    dsn: str, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts the connection, and the first statement fails."""
+    execute, tried = psycopg.Connection.execute, list[Any]()
+
+    def fail(self: psycopg.Connection[Any], *arguments: Any, **named: Any) -> Any:
+        tried.append(arguments)
+        if len(tried) <= 2:
+            raise psycopg.OperationalError("server login has been failing")
+        return execute(self, *arguments, **named)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", fail)
+    connecting.wait_for(dsn)
+    assert len(tried) == 3
+    assert [len(told.of(f"database.{each}")) for each in ("away", "back")] == [1, 1]
 
 
 def test_server_that_refuses_the_connection_for_good_is_not_waited_for(dsn: str, told: Told) -> None:
