@@ -34,7 +34,7 @@ from bartleby.worker import Worker
 T = TypeVar("T")
 Conn = psycopg.Connection[tuple[Any, ...]]
 
-LONG = 30.0
+LONG = 60.0
 GRACE_SECONDS = 5.0
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("BARTLEBY_")}
 
@@ -134,10 +134,14 @@ def handler_of(body: Callable[[Any], object], *, awaited: bool, takes: Any = Mes
 
 
 class Gate:
-    """Handlers that report their start and wait until the gate is opened; `holds` says which messages wait."""
+    """Handlers that report their start and wait until the gate is opened; `holds` says which messages wait.
 
-    def __init__(self, holds: Callable[[Message], bool] = lambda _: True) -> None:
+    Stubborn ones ignore that they are cancelled.
+    """
+
+    def __init__(self, holds: Callable[[Message], bool] = lambda _: True, *, stubborn: bool = False) -> None:
         self._holds = holds
+        self._ignored = [BaseException] if stubborn else []
         self._started = threading.Semaphore(0)
         self._open = threading.Event()
         self.cancelled = threading.Event()
@@ -163,7 +167,8 @@ class Gate:
         self._started.release()
         try:
             while not self._open.is_set():
-                time.sleep(0.002)
+                with contextlib.suppress(*self._ignored):
+                    time.sleep(0.002)
         except BaseException:
             self.cancelled.set()
             raise
@@ -173,8 +178,9 @@ class Gate:
             return
         self._started.release()
         try:
-            while not self._open.is_set():  # noqa: ASYNC110 - another thread sets it
-                await asyncio.sleep(0.002)
+            while not self._open.is_set():
+                with contextlib.suppress(*self._ignored):
+                    await asyncio.sleep(0.002)
         except BaseException:
             self.cancelled.set()
             raise

@@ -1,7 +1,6 @@
 """Batch handlers: a list of messages in, an outcome for each out; a message that is not mentioned has failed."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,22 +9,14 @@ import psycopg
 import pytest
 
 from bartleby import AlreadyHandled, Bartleby, Done, Failure, Message, Retry, Snooze, Terminal
-from tests.kit.worker import LONG, drain, handler_of, row, state, until, working
+from tests.kit.worker import Conn, drain, handler_of, row, state, until, working
 
-Conn = psycopg.Connection[tuple[Any, ...]]
 BOTH = pytest.mark.parametrize("awaited", [False, True])
 
 
 @dataclass
 class Order:
     id: int
-
-
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    yield made
-    made.client.close()
 
 
 def batch_handler(app: Bartleby, answer: Any, *, awaited: bool, queue: str = "orders", **options: Any) -> None:
@@ -267,35 +258,3 @@ def test_batch_does_not_wait_to_be_full(app: Bartleby, awaited: bool) -> None:
         for number in range(1, 4):
             app.send("orders", number)
             until(lambda: running.worker.counts["done"] >= running.worker.counts.total() == number)  # noqa: B023 - at once
-
-
-def test_as_many_batches_run_at_once_as_the_concurrency_allows(app: Bartleby) -> None:
-    lock, inside, most = threading.Lock(), {"plain": 0, "async": 0}, {"plain": 0, "async": 0}
-    full = {"plain": threading.Event(), "async": threading.Event()}
-
-    def change(queue: str, by: int) -> None:
-        with lock:
-            inside[queue] += by
-            most[queue] = max(most[queue], inside[queue])
-            if inside[queue] == 3:
-                full[queue].set()
-
-    @app.handler("plain", batch=5, concurrency=3)
-    def handle(messages: list[Message]) -> list[None]:
-        change("plain", 1)
-        assert full["plain"].wait(LONG)
-        change("plain", -1)
-        return [None for _ in messages]
-
-    @app.handler("async", batch=5, concurrency=3)
-    async def handle_awaited(messages: list[Message]) -> list[None]:
-        change("async", 1)
-        assert await asyncio.to_thread(full["async"].wait, LONG)
-        change("async", -1)
-        return [None for _ in messages]
-
-    for queue in most:
-        app.client.create_queue(queue)
-        send(app, 60, queue)
-    assert drain(app) == {"done": 120}
-    assert most == {"plain": 3, "async": 3}

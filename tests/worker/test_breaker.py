@@ -1,41 +1,23 @@
 """The breaker in a worker: an outage opens it, costs no attempts, and ends when probes succeed."""
 
-import threading
-from collections.abc import Iterator
-from typing import Any
-
 import psycopg
 import pytest
 
 from bartleby import Bartleby, Message, Queue
 from tests.kit.clock import move_clock
-from tests.kit.worker import Told, drain, handler_of, row, state, until, working
-
-Conn = psycopg.Connection[tuple[Any, ...]]
-
-
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    yield made
-    made.client.close()
+from tests.kit.worker import Conn, Told, drain, handler_of, row, state, until, working
 
 
 class Bank:
-    """A service outside that can be closed."""
+    """A service outside."""
 
-    def __init__(self, *, closed: bool = True) -> None:
-        self._closed = threading.Event()
+    def __init__(self) -> None:
+        self.closed = True
         self.asked = 0
-        if closed:
-            self._closed.set()
-
-    def open(self) -> None:
-        self._closed.clear()
 
     def ask(self, _: Message) -> None:
         self.asked += 1
-        if self._closed.is_set():
+        if self.closed:
             raise ConnectionError("the bank is closed")
 
 
@@ -82,7 +64,7 @@ def test_outage_costs_no_attempts_and_ends_when_probes_succeed(  # noqa: PLR0915
             clock.advance(700)
             until(lambda: bank.asked > asked and state(conn)[1] == 0)  # noqa: B023 - at once
             assert bank.asked == asked + 1, "a probe, and nothing beside it"
-        bank.open()
+        bank.closed = False
 
         def all_done() -> bool:
             if state(conn)[1] == 0:
@@ -104,7 +86,6 @@ def test_outage_costs_no_attempts_and_ends_when_probes_succeed(  # noqa: PLR0915
 
 def test_failures_while_it_is_open_are_not_charged_and_the_rule_says_why(app: Bartleby, conn: Conn) -> None:
     app.handler("orders", retry={"max_attempts": 1})(handler_of(Bank().ask, awaited=True))
-    app.client.create_queue("orders")
     send(app, 60)
     with working(app) as running:
         until(lambda: queue_of(app).breaker == "open" and running.worker.counts["retried"] >= 10)
@@ -138,27 +119,11 @@ def test_bad_messages_open_nothing(app: Bartleby, conn: Conn) -> None:
     assert events(conn) == []
 
 
-def test_forced_breaker_hands_out_nothing_until_it_is_closed(app: Bartleby, conn: Conn) -> None:
-    bank = Bank(closed=False)
-    app.handler("orders")(handler_of(bank.ask, awaited=True))
-    app.client.create_queue("orders")
-    app.client.force_breaker("orders", actor="ann", reason="the bank asked for it")
-    send(app, 20)
-    with working(app) as running:
-        until(lambda: running.worker._shared.listener.listening)
-        found = queue_of(app)
-        assert (found.breaker, found.ready, found.leased, bank.asked) == ("forced", 20, 0, 0)
-        app.client.close_breaker("orders", actor="ann", reason="it is fine again")
-        until(lambda: running.worker.counts["done"] == 20)
-    assert events(conn) == [("opened", "orders"), ("closed", "orders")]
-
-
 def test_trouble_of_the_database_in_handlers_opens_it_too(app: Bartleby, conn: Conn) -> None:
     @app.handler("orders", retry={"max_attempts": 1})
     async def handle(message: Message) -> None:
         raise psycopg.errors.DiskFull("could not extend file: No space left on device")
 
-    app.client.create_queue("orders")
     send(app, 40)
     with working(app):
         until(lambda: queue_of(app).breaker == "open")
@@ -170,7 +135,6 @@ def test_trouble_of_the_database_in_handlers_opens_it_too(app: Bartleby, conn: C
 def test_until_idle_does_not_wait_for_an_open_breaker(app: Bartleby, conn: Conn, told: Told) -> None:
     retry = {"backoff": "fixed", "base": 0.1, "max_attempts": 100}
     app.handler("orders", retry=retry)(handler_of(Bank().ask, awaited=True))
-    app.client.create_queue("orders")
     send(app, 50)
     drain(app)
     assert told.of("worker.gave_up")

@@ -2,15 +2,13 @@
 
 import asyncio
 import functools
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NotRequired, TypedDict
 
-import psycopg
 import pydantic
 import pytest
 
@@ -22,12 +20,9 @@ from bartleby import (
     Message,
     NoHandler,
     RetryPolicy,
-    UndecodablePayload,
 )
-from bartleby.threads import ThreadLane
-from tests.kit.worker import LONG, drain, handler_of, row, state, until, working
+from tests.kit.worker import LONG, Conn, Gate, drain, handler_of, row, state, until, working
 
-Conn = psycopg.Connection[tuple[Any, ...]]
 BOTH = pytest.mark.parametrize("awaited", [False, True])
 
 
@@ -50,13 +45,6 @@ class Parcel(TypedDict):
 class Invoice(pydantic.BaseModel):
     id: int
     lines: list[str] = []
-
-
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    yield made
-    made.client.close()
 
 
 # Arguments
@@ -192,30 +180,6 @@ def test_unfit_payload_is_rejected_at_once_and_harms_no_other(app: Bartleby, con
         assert (attempt.outcome, attempt.traceback) == ("rejected", None), word
 
 
-@pytest.fixture
-def digits_of_python() -> Iterator[None]:
-    """Restores the length of the numbers that Python decodes."""
-    before = sys.get_int_max_str_digits()
-    yield
-    sys.set_int_max_str_digits(before)
-
-
-def test_undecodable_payload_is_rejected(app: Bartleby, digits_of_python: None) -> None:
-    @app.handler("orders")
-    def handle(message: Message) -> None:
-        assert message.payload
-
-    app.client.create_queue("orders")
-    sent = app.send("orders", 10**1000 - 1)
-    app.send("orders", 1)
-    sys.set_int_max_str_digits(640)
-    assert drain(app) == {"done": 1, "dead": 1}
-    letter = app.client.dead_letter(sent)
-    assert letter is not None
-    assert letter.reason == "unacceptable"
-    assert (letter.error_type or "").endswith(UndecodablePayload.__name__)
-
-
 # Declarations
 
 
@@ -319,7 +283,6 @@ def test_handler_that_returns_something_to_be_run_has_failed(app: Bartleby) -> N
 
     makers: list[Callable[[], object]] = [coroutine, generator, async_generator, Awaitable]
     app.handler("orders", retry={"max_attempts": 1})(lambda message: makers[message.payload]())
-    app.client.create_queue("orders")
     sent = app.send_many("orders", [{"payload": number} for number in range(len(makers))])
     assert drain(app) == {"dead": len(makers)}
     letter = app.client.dead_letter(sent[0])
@@ -330,54 +293,61 @@ def test_handler_that_returns_something_to_be_run_has_failed(app: Bartleby) -> N
 # Limits
 
 
+WHICH: dict[str, dict[str, Any]] = {
+    "handler": {"concurrency": 3},
+    "batch": {"concurrency": 3, "batch": 5},
+    "worker": {},
+}
+
+
+def outcomes(given: Any) -> object:
+    return [None] * len(given) if isinstance(given, list) else None
+
+
 class Crowd:
     """Counts how many handlers of a queue run at once; each waits until `size` of them have met."""
 
     def __init__(self, size: int) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._full = threading.Lock(), threading.Event()
         self._size = size
         self._inside = self.most = 0
-        self._full = threading.Event()
 
-    def plain(self, _: Message) -> None:
-        self._enter()
+    def plain(self, given: Message) -> object:
+        self._change(1)
         assert self._full.wait(LONG)
-        self._leave()
+        self._change(-1)
+        return outcomes(given)
 
-    async def awaited(self, _: Message) -> None:
-        self._enter()
+    async def awaited(self, given: Message) -> object:
+        self._change(1)
         assert await asyncio.to_thread(self._full.wait, LONG)
-        self._leave()
+        self._change(-1)
+        return outcomes(given)
 
-    def _enter(self) -> None:
+    def _change(self, by: int) -> None:
         with self._lock:
-            self._inside += 1
+            self._inside += by
             self.most = max(self.most, self._inside)
             if self._inside == self._size:
                 self._full.set()
 
-    def _leave(self) -> None:
-        with self._lock:
-            self._inside -= 1
-
 
 def test_concurrency_of_the_handler_goes_before_that_of_the_worker(app: Bartleby) -> None:
-    crowds = {"own_plain": Crowd(3), "own_async": Crowd(3), "plain": Crowd(2), "async": Crowd(2)}
+    crowds = {f"{which}_{how}": Crowd(3 if which != "worker" else 2) for which in WHICH for how in ("plain", "async")}
     for queue, crowd in crowds.items():
-        app.handler(queue, concurrency=3 if "own" in queue else None)(
-            crowd.awaited if "async" in queue else crowd.plain
-        )
+        function: Any = crowd.awaited if "async" in queue else crowd.plain
+        options: dict[str, Any] = WHICH[queue.partition("_")[0]]
+        app.handler(queue, **options)(function)
         app.client.create_queue(queue)
         app.send_many(queue, [{"payload": number} for number in range(30)])
-    assert drain(app, concurrency=2) == {"done": 120}
-    assert [crowd.most for crowd in crowds.values()] == [3, 3, 2, 2]
+    assert drain(app, concurrency=2) == {"done": 30 * len(crowds)}
+    assert [crowd.most for crowd in crowds.values()] == [3, 3, 3, 3, 2, 2]
 
 
 @BOTH
 def test_rate_is_not_exceeded(app: Bartleby, awaited: bool) -> None:
     starts: list[float] = []
     app.handler("orders", rate=20)(handler_of(lambda _: starts.append(time.monotonic()), awaited=awaited))
-    app.client.create_queue("orders")
     app.send_many("orders", [{"payload": number} for number in range(21)])
     assert drain(app) == {"done": 21}
     # a second; the first may have been recorded late
@@ -387,96 +357,23 @@ def test_rate_is_not_exceeded(app: Bartleby, awaited: bool) -> None:
 # Timeouts
 
 
-def failure_of(app: Bartleby, message_id: int) -> tuple[str | None, str | None, str | None]:
-    (attempt,) = app.client.attempts(message_id)
-    return attempt.error_type, attempt.error, attempt.traceback
-
-
 @BOTH
-def test_handler_that_takes_too_long_is_stopped_and_its_message_fails(app: Bartleby, awaited: bool) -> None:
-    stopped = threading.Event()
-
-    def handle(message: Message) -> None:
-        try:
-            while True:
-                time.sleep(0.001)
-        finally:
-            stopped.set()
-
-    async def handle_awaited(message: Message) -> None:
-        try:
-            await asyncio.sleep(3600)
-        finally:
-            stopped.set()
-
-    app.handler("orders", timeout=0.3, retry={"max_attempts": 1})(handle_awaited if awaited else handle)
-    app.client.create_queue("orders")
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_handler_that_takes_too_long_is_stopped_and_its_message_fails(
+    app: Bartleby, conn: Conn, awaited: bool, stubborn: bool
+) -> None:
+    """A stubborn one is left behind, and its result is ignored."""
+    gate = Gate(stubborn=stubborn)
+    app.handler("orders", timeout=0.3, retry={"max_attempts": 1})(gate.handler(awaited=awaited))
     sent = app.send("orders", 1)
-    assert drain(app) == {"dead": 1}
-    assert stopped.wait(LONG)
-    kind, text, trace = failure_of(app, sent)
-    assert (kind, text) == ("TimeoutError", "the handler took longer than 0.3 s")
-    assert ("asyncio.sleep(3600)" if awaited else "time.sleep(0.001)") in (trace or "")
-
-
-def test_handler_that_blocks_in_c_times_out_and_its_late_result_is_ignored(app: Bartleby, conn: Conn) -> None:
-    blocked, inside = threading.Lock(), threading.Event()
-    blocked.acquire()
-
-    @app.handler("orders", timeout=3600, retry={"max_attempts": 1}, concurrency=2)
-    def handle(message: Message) -> None:
-        if message.payload == "block":
-            inside.set()
-            blocked.acquire()  # in C, where no exception reaches it
-
-    app.client.create_queue("orders")
-    sent = app.send("orders", "block")
     with working(app) as running:
-        assert inside.wait(LONG)
-        lane = running.worker._shared.holding.lanes["orders"]
-        assert isinstance(lane, ThreadLane)
-        for run in lane._runs.values():
-            run.began -= 3601
         until(lambda: running.worker.counts["dead"])
-        app.send("orders", "quick")  # for the other thread
-        until(lambda: running.worker.counts["done"])
-        blocked.release()
-        running.end()
-    assert running.worker.counts == {"dead": 1, "done": 1}
-    assert failure_of(app, sent)[0] == "TimeoutError"
-    assert state(conn) == (0, 0, 0, 1)
-
-
-@BOTH
-def test_handler_that_swallows_its_cancellation_still_times_out(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    enough = threading.Event()
-
-    def handle(message: Message) -> None:
-        while not enough.is_set():
-            try:
-                while not enough.is_set():
-                    time.sleep(0.001)
-            except BaseException:  # noqa: BLE001, S110 - the point
-                pass
-
-    async def handle_awaited(message: Message) -> None:
-        while not enough.is_set():
-            try:
-                while not enough.is_set():  # noqa: ASYNC110 - another thread sets it
-                    await asyncio.sleep(0.001)
-            except BaseException:  # noqa: BLE001, S110 - the point
-                pass
-
-    app.handler("orders", timeout=0.05, retry={"max_attempts": 1})(handle_awaited if awaited else handle)
-    app.client.create_queue("orders")
-    app.send("orders", 1)
-    with working(app) as running:
-        try:
-            until(lambda: running.worker.counts["dead"])
-        finally:
-            enough.set()
-        running.end()
-    assert running.worker.counts == {"dead": 1}
+        assert stubborn or gate.cancelled.wait(LONG)
+        gate.open()
+        assert running.end() == {"dead": 1}
+    (attempt,) = app.client.attempts(sent)
+    assert (attempt.error_type, attempt.error) == ("TimeoutError", "the handler took longer than 0.3 s")
+    assert ("asyncio.sleep(0.002)" if awaited else "time.sleep(0.002)") in (attempt.traceback or "")
     assert state(conn) == (0, 0, 0, 1)
 
 
@@ -490,7 +387,6 @@ def test_timeout_of_a_batch_fails_all_of_it(app: Bartleby, conn: Conn, awaited: 
         await asyncio.sleep(3600)
 
     app.handler("orders", batch=5, timeout=0.05, retry={"max_attempts": 1})(handle_awaited if awaited else handle)
-    app.client.create_queue("orders")
     app.send_many("orders", [{"payload": number} for number in range(5)])
     assert drain(app) == {"dead": 5}
     failures = row(conn, "select array_agg(distinct error_type || ': ' || error) from bartleby.attempts")

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Bartleby, Client, Failure
@@ -13,9 +12,7 @@ from bartleby import janitor as upkeep
 from bartleby.config import Settings
 from bartleby.janitor import DUTY, Janitor
 from tests.kit.clock import move_clock
-from tests.kit.worker import Told, row, sessions, state, until, working
-
-Conn = psycopg.Connection[tuple[Any, ...]]
+from tests.kit.worker import Conn, Told, row, sessions, state, until, working
 
 
 @pytest.fixture
@@ -68,20 +65,6 @@ async def test_janitor_that_is_stopped_while_it_rests_leaves_the_duty(dsn: str, 
     task.cancel()
     await asyncio.wait([task])
     assert holder(conn) is None
-
-
-async def test_janitor_survives_its_connection(dsn: str, conn: Conn) -> None:
-    task = asyncio.create_task(Janitor(Settings(dsn), "me").run())
-    try:
-        await asyncio.to_thread(until, lambda: holder(conn) == "me")
-        (pid,) = sessions(conn, "janitor")
-        conn.execute("select pg_terminate_backend(%s, 30000)", [pid])
-        conn.execute("update bartleby.duty set until = bartleby.clock() - interval '1 s'")
-        await asyncio.to_thread(until, lambda: holder(conn) == "me")
-        assert sessions(conn, "janitor") != [pid]
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 def test_lapsed_lease_is_taken_back_and_its_message_runs(app: Bartleby, conn: Conn, told: Told) -> None:

@@ -1,7 +1,6 @@
 """Outcomes of handlers, raised or returned, and how the worker settles them."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -9,17 +8,9 @@ import pytest
 
 from bartleby import AlreadyHandled, Bartleby, Done, Message, Retry, RetryPolicy, Snooze, Terminal
 from tests.kit.clock import move_clock
-from tests.kit.worker import drain, handler_of, row, state, until, working
+from tests.kit.worker import Conn, drain, handler_of, row, state, until, working
 
-Conn = psycopg.Connection[tuple[Any, ...]]
 BOTH = pytest.mark.parametrize("awaited", [False, True])
-
-
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn, version="7.1")
-    yield made
-    made.client.close()
 
 
 def answering(outcome: object, *, awaited: bool, raised: bool) -> Any:
@@ -62,7 +53,7 @@ OUTCOMES: dict[str, tuple[object, tuple[Any, ...], str]] = {
 @BOTH
 @pytest.mark.parametrize("raised", [False, True])
 def test_each_outcome_is_settled(app: Bartleby, conn: Conn, awaited: bool, raised: bool) -> None:
-    sent = {}
+    app.version, sent = "7.1", {}
     for name, (outcome, _, _) in OUTCOMES.items():
         retry = {"backoff": "fixed", "base": 3000, "max_attempts": 5}
         app.handler(name, retry=retry, terminal=[LookupError])(answering(outcome, awaited=awaited, raised=raised))
@@ -103,7 +94,6 @@ def test_other_answers_and_hostile_ones_are_settled_too(app: Bartleby, conn: Con
     failed = [Snooze, Unborn, KeyError("returned")]
     answers = [*done, *failed]
     app.handler("orders", retry={"max_attempts": 1})(handler_of(lambda each: answers[each.payload], awaited=awaited))
-    app.client.create_queue("orders")
     sent = app.send_many("orders", [{"payload": number} for number in range(len(answers))])
     assert drain(app) == {"done": len(done), "dead": len(failed)}
     errors = [app.client.attempts(each)[0] for each in sent[len(done) :]]
@@ -122,7 +112,7 @@ def test_no_exception_ends_the_worker(app: Bartleby, conn: Conn, awaited: bool) 
         raise errors[message.payload]
 
     app.handler("orders", retry={"max_attempts": 1}, concurrency=2)(handle_awaited if awaited else handle)
-    app.client.create_queue("orders", {"breaker": "off"})
+    app.client.configure_queue("orders", {"breaker": "off"})
     sent = app.send_many("orders", [{"payload": number} for number in list(range(len(errors))) * 3])
     assert drain(app) == {"dead": 18}
     for message_id, error in zip(sent, errors, strict=False):
@@ -130,44 +120,6 @@ def test_no_exception_ends_the_worker(app: Bartleby, conn: Conn, awaited: bool) 
         expected = "RuntimeError" if awaited and error is StopIteration else error.__name__
         assert (attempt.error_type or "").rpartition(".")[2] == expected
     assert state(conn) == (0, 0, 0, 18)
-
-
-def test_handler_that_cancels_itself_fails_its_message_only(app: Bartleby, conn: Conn) -> None:
-    @app.handler("orders", retry={"max_attempts": 1}, concurrency=1)
-    async def handle(message: Message) -> None:
-        if message.payload == "cancel":
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-            await asyncio.sleep(0)
-
-    app.client.create_queue("orders")
-    app.send_many("orders", [{"payload": each} for each in ("cancel", "fine", "cancel", "fine")])
-    assert drain(app) == {"dead": 2, "done": 2}
-    assert state(conn) == (0, 0, 0, 2)
-
-
-def test_snooze_and_retry_are_repeated_until_their_limits(app: Bartleby) -> None:
-    said: list[int] = []
-
-    @app.handler("snoozed", retry={"max_attempts": 2})
-    async def snooze(message: Message) -> object:
-        said.append(message.attempt)
-        return Snooze(0.01) if len(said) < 6 else None
-
-    @app.handler("retried", retry={"max_attempts": 3})
-    def retry(message: Message) -> None:
-        raise Retry(after=0)
-
-    for queue in ("snoozed", "retried"):
-        app.client.create_queue(queue)
-    app.send("snoozed", 1)
-    sent = app.send("retried", 1)
-    assert drain(app) == {"released": 5, "done": 1, "retried": 2, "dead": 1}
-    assert said == [1] * 6, "a snooze costs no attempt"
-    letter = app.client.dead_letter(sent)
-    assert letter is not None
-    assert (letter.reason, letter.attempts) == ("exhausted", 3)
 
 
 # Policies

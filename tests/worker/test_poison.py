@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from bartleby import BartlebyError, Client, Failure, Lease
+from bartleby import Client, Failure, Lease
 from bartleby.errors import InvalidPayload, UndecodablePayload
 from bartleby.failure import Recorder
 from bartleby.typed import converter
@@ -65,11 +65,3 @@ def test_evidence_of_every_exception_is_stored_as_it_is(client: Client) -> None:
             assert (letter.error_type, letter.error, letter.traceback) == (
                 evidence.error_type, evidence.error, evidence.traceback,
             )  # fmt: skip
-
-
-def test_values_that_json_cannot_hold_are_refused(client: Client) -> None:
-    with client:
-        client.create_queue("q")
-        for payload in ("a\0b", "\ud800", float("nan"), {1, 2}, b"bytes", "x" * (2 << 20)):
-            with pytest.raises(BartlebyError):
-                client.send("q", payload)

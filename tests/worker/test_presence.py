@@ -1,20 +1,16 @@
 """Workers report that they are there: in this process, as programs, and those of a relay."""
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Bartleby, Client, Message, WorkerReport, presence
-from tests.kit.proxy import proxied
 from tests.kit.relay import ANA, Bus, add, relaying
-from tests.kit.worker import LONG, Gate, Program, Told, drain, renew_now, state, until, working
+from tests.kit.worker import LONG, Conn, Gate, Program, Told, drain, renew_now, state, until, working
 
-Conn = psycopg.Connection[tuple[Any, ...]]
 BY: dict[str, Any] = {"actor": "ana", "reason": "deploy"}
 
 APP = """
@@ -194,23 +190,6 @@ def test_report_that_waits_for_a_lock_keeps_no_lease_from_being_renewed(
         gate.open()
 
 
-def test_database_that_does_not_answer_holds_up_no_stop(
-    client: Client, dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("presence._UNDER_WAY", "presence._LAST_WORDS", "worker._LAST_WORDS"):
-        monkeypatch.setattr(f"bartleby.{name}", 0.2)
-    with proxied(int(conn.info.port)) as proxy:
-        far = Bartleby(proxy.dsn(dsn))
-        far.handler("orders")(print)
-        with working(far) as running:
-            until(client.workers)
-            proxy.mode = "blackhole"
-            running.stop()
-            running.stop()
-            assert running.join() == {}
-            proxy.mode = "pass"
-
-
 # As programs
 
 
@@ -230,19 +209,6 @@ def test_drained_process_is_not_replaced_and_the_program_ends_well(
         assert program.end() == 0
         assert program.text().count("worker.draining") == 2
     assert client.workers() == []
-
-
-def test_killed_worker_is_reported_silent_with_its_leases(client: Client, dsn: str, tmp_path: Path, conn: Conn) -> None:
-    (tmp_path / "shop.py").write_text(APP)
-    client.configure_queue("orders", {"lease": 600})
-    client.send("orders", 600)
-    with Program(dsn, "shop:app", cwd=tmp_path) as program:
-        until(lambda: client.workers() and the_worker(client).messages == 1)
-        program.process.send_signal(signal.SIGKILL)
-        program.end()
-    conn.execute("update bartleby.worker set seen_at = seen_at - interval '31 seconds'")
-    found = the_worker(client)
-    assert (found.state, found.messages) == ("silent", 1)
 
 
 # The relay

@@ -3,27 +3,22 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
-from bartleby import Advance, Bartleby, Client, Failure, Message
+from bartleby import Advance, Bartleby, Client, Failure
 from bartleby.config import Settings
 from bartleby.evidence import ReplayId
 from bartleby.message import MessageId
-from bartleby.operations import Operator
 from bartleby.pacing import LARGEST, Stride, pause
 from bartleby.replaying import DUTY, Replayer
-from bartleby.replays import ReplayItem
-from tests.kit.worker import ENVIRONMENT, LONG, Told, drain, handler_of, row, sessions, until, working
+from tests.kit.worker import ENVIRONMENT, LONG, Conn, Told, handler_of, sessions, until, working
 
-Conn = psycopg.Connection[tuple[Any, ...]]
 BY: Any = {"actor": "ana", "reason": "fixed"}
 
 
@@ -197,18 +192,6 @@ async def test_canary_that_dies_is_a_warning(dsn: str, client: Client, told: Tol
 # Trouble
 
 
-async def test_replayer_survives_its_connection(dsn: str, client: Client, conn: Conn) -> None:
-    replay_id = started(client, bury(client, 200), rate=100)
-    replayed = "select count(*) from bartleby.replay_item where state = 'replayed'"
-    async with running(dsn):
-        await eventually(lambda: row(conn, replayed) > 10)
-        (pid,) = sessions(conn, "replays")
-        conn.execute("select pg_terminate_backend(%s, 30000)", [pid])
-        await eventually(lambda: status(client, replay_id) == "settling")
-        assert sessions(conn, "replays") != [pid]
-    assert row(conn, "select count(*) from bartleby.log") == 200 + 200
-
-
 @pytest.mark.own_database
 async def test_failing_step_is_reported_once_and_repeated(
     dsn: str, client: Client, conn: Conn, *, told: Told, steps: list[float]
@@ -254,109 +237,3 @@ def test_pauses_and_strides_have_their_bounds() -> None:
         for _ in range(20):
             stride.took(seconds)
         assert stride.items == items, seconds
-
-
-# A preview comes true
-
-LIMIT = 2000
-RUNS = {"run", "again"}
-
-
-@dataclass
-class Order:
-    id: int
-    note: object = None
-    bug: str | None = None
-    copied: str | None = None
-
-
-class Shop:
-    """Orders that are handled once; some die before their effect and some after it, until the bug is fixed."""
-
-    def __init__(self, app: Bartleby, client: Client, conn: Conn, dsn: str) -> None:
-        self.app, self.client = app, client
-        self.ran: list[int] = []
-        self.fixed = False
-        conn.execute("create table parcel (order_id integer)")
-        self.client.configure_queue("orders", {"max_attempts": 1, "payload_limit": LIMIT, "breaker": "off"})
-        self.client.create_queue("parked")
-
-        @app.handler("orders", once=True)
-        def fulfil(order: Order, message: Message) -> None:
-            self.ran.append(message.id)
-            if order.bug == "before" and not self.fixed:
-                raise KeyError("customer")
-            with psycopg.connect(dsn) as connection:
-                app.mark_handled(message, connection)
-                connection.execute("insert into parcel values (%s)", [order.id])
-            if order.bug == "after":
-                raise ConnectionError("the printer is unavailable")
-
-    def bury(self, *orders: Mapping[str, Any], **options: Any) -> list[int]:
-        """Send orders that die; return their ids."""
-        ids = [int(self.client.send("orders", {"id": n, **order}, **options)) for n, order in enumerate(orders)]
-        drain(self.app)
-        assert [fate.status for fate in self.client.fates(ids)] == ["dead"] * len(ids)
-        return ids
-
-    def one_of_each(self) -> dict[str, int]:
-        """Return a letter for every class of the preview."""
-        early = {"note": "x", "bug": "before"}
-        names = ["again", "run", "held", "discarded", "resolved"]
-        ids = dict(zip(names, self.bury(*[early] * len(names)), strict=True))
-        (ids["already_handled"],) = self.bury({"note": "x", "bug": "after"})
-        (ids["erased"],) = self.bury(early, key="customer-7")
-        ids["patch_fails"], ids["too_large"], ids["invalid"] = self.bury(
-            {"bug": "before"}, {"note": "x" * (LIMIT // 2 + 100), "bug": "before"}, {"note": 5, "bug": "before"}
-        )
-        self.client.replay([ids["again"]], **BY)
-        drain(self.app)
-        self.fixed = True
-        self.client.replay([ids["resolved"]], **BY)
-        drain(self.app)
-        self.client.hold([ids["held"]], **BY)
-        self.client.discard([ids["discarded"]], **BY)
-        assert self.client.erase_key("customer-7", **BY)
-        (parked,) = bury(self.client, 1, "parked")
-        self.client.replay([parked], **BY)
-        return {**ids, "replayed": parked, "unknown": 10**9}
-
-    def finish(self, replay_id: int) -> dict[int, ReplayItem]:
-        """Let a worker run the plan and its messages; return the items at the end."""
-        operator = Operator(self.client, "ana")
-        with working(self.app):
-            until(lambda: operator.plan(replay_id).over, what="the end of the plan")
-        assert operator.plan(replay_id).status == "finished"
-        return {item.message_id: item for page in operator.items(replay_id) for item in page}
-
-
-def test_every_class_of_a_preview_comes_true(app: Bartleby, client: Client, conn: Conn, dsn: str) -> None:
-    shop = Shop(app, client, conn, dsn)
-    wanted = shop.one_of_each()
-    operator = Operator(client, "ana")
-    before = {name: client.dead_letter(each) for name, each in wanted.items()}
-    shop.ran.clear()
-    patch = [{"op": "copy", "from": "/note", "path": "/copied"}]
-    replay_id = client.plan_replay(ids=list(wanted.values()), patch=patch, **BY)
-    operator.check_patched(replay_id, app.handlers)
-    plan = operator.plan(replay_id)
-    assert plan.predictions == dict.fromkeys(wanted, 1)
-    client.start_replay(replay_id, hash=plan.hash, **BY)
-    items = shop.finish(replay_id)
-    for name, each in wanted.items():
-        item, letter = items[each], client.dead_letter(each)
-        assert item.prediction == name
-        if name in RUNS:
-            assert (item.state, item.problem) == ("done", None), name
-            assert letter is not None
-            assert (letter.status, letter.payload) == ("resolved", (before[name] or letter).payload), name
-            assert letter.edited == {**letter.payload, "copied": "x"}, name
-        elif name == "already_handled":
-            assert item.state == "already_handled"
-        else:
-            assert item.state == "skipped", name
-            assert (item.problem or "").startswith(f"{name}: "), name
-            assert letter == before[name], name
-    assert sorted(shop.ran) == sorted(wanted[name] for name in RUNS), "the effect of a message is there once"
-    plan = operator.plan(replay_id)
-    assert (plan.done, plan.already_handled, plan.skipped) == (2, 1, 9)

@@ -5,9 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Bartleby, Client, Message, holding
@@ -15,6 +13,7 @@ from bartleby.heartbeat import Heartbeat
 from bartleby.threads import ThreadLane
 from tests.kit.worker import (
     LONG,
+    Conn,
     Gate,
     Told,
     claim_ahead,
@@ -28,15 +27,7 @@ from tests.kit.worker import (
     working,
 )
 
-Conn = psycopg.Connection[tuple[Any, ...]]
 BOTH = pytest.mark.parametrize("awaited", [False, True])
-
-
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    yield made
-    made.client.close()
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +112,6 @@ def test_neighbours_that_have_not_started_are_released_uncharged(app: Bartleby, 
         with floor.entered(message):
             await asyncio.sleep(0)
 
-    app.client.create_queue("orders")
     send_solo(app, conn, "others")
     with working(app) as running:
         claim_ahead(running)

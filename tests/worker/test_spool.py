@@ -5,17 +5,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Bartleby, Message, dev, worker
 from bartleby.config import Settings
 from tests.kit.proxy import Proxy, proxied
-from tests.kit.worker import Gate, Told, drain, row, state, until, working
+from tests.kit.worker import Conn, Gate, Told, drain, row, state, until, working
 
-Conn = psycopg.Connection[tuple[Any, ...]]
 NO_SERVER = 1
 
 

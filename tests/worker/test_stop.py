@@ -3,23 +3,19 @@
 import asyncio
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-import psycopg
 import pytest
 
-from bartleby import Bartleby, Message, heartbeat, holding
+from bartleby import Bartleby, heartbeat, holding
 from bartleby.config import Settings
 from bartleby.holding import Holding
 from bartleby.link import Link
-from tests.kit.worker import Gate, Program, Told, claim_ahead, row, state, until, working
+from tests.kit.worker import Conn, Gate, Program, Told, claim_ahead, row, state, until, working
 
-Conn = psycopg.Connection[tuple[Any, ...]]
 BOTH = pytest.mark.parametrize("awaited", [False, True])
 
 SHOP = """
@@ -128,29 +124,14 @@ def test_second_stop_does_not_wait_for_handlers(app: Bartleby, conn: Conn, await
 
 @BOTH
 def test_handler_that_cannot_be_stopped_does_not_keep_its_message(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    started, go = threading.Event(), threading.Lock()
-    go.acquire()
-
-    def handle(message: Message) -> None:
-        started.set()
-        go.acquire()  # in C
-
-    async def handle_awaited(message: Message) -> None:
-        started.set()
-        while True:
-            try:
-                await asyncio.sleep(0.01)
-            except asyncio.CancelledError:
-                if not go.locked():
-                    raise
-
-    app.handler("orders", retry={"max_attempts": 1})(handle_awaited if awaited else handle)
+    gate = Gate(stubborn=True)
+    app.handler("orders", retry={"max_attempts": 1})(gate.handler(awaited=awaited))
     app.send("orders", 1)
     with working(app, grace=0.1) as running:
-        assert started.wait(30)
+        gate.wait_for_start()
         running.stop()
         until(lambda: state(conn)[1] == 0)
-        go.release()
+        gate.open()
         running.join()
     assert state(conn)[3] == 0
     assert nothing_was_charged(conn)
@@ -182,33 +163,6 @@ async def test_stopping_worker_is_not_reported_as_a_blocked_loop(dsn: str, told:
     with mock.patch.object(heartbeat, "_STUCK", 0.0):
         holding._heartbeat._watch_loop()
     assert not told.of("loop.blocked")
-
-
-def test_restarts_under_load_leave_every_attempt_count_unchanged(app: Bartleby, conn: Conn) -> None:
-    seen: list[tuple[int, int]] = []
-
-    @app.handler("coroutines", concurrency=4)
-    async def handle_awaited(message: Message) -> None:
-        seen.append((message.id, message.attempt))
-        await asyncio.sleep(0.001)
-
-    @app.handler("threads", concurrency=4)
-    def handle(message: Message) -> None:
-        seen.append((message.id, message.attempt))
-        time.sleep(0.001)
-
-    for queue in ("threads", "coroutines"):
-        app.send_many(queue, [{"payload": number} for number in range(200)])
-    done = 0
-    for _ in range(4):
-        with working(app) as running:
-            until(lambda: running.worker.counts["done"] > 20 or len(seen) == 400)
-            done += running.end()["done"]
-    with working(app, until_idle=True) as running:
-        done += running.join()["done"]
-    assert done == len(seen) == 400
-    assert {attempt for _, attempt in seen} == {1}
-    assert row(conn, "select count(*) from bartleby.attempts") == 0
 
 
 # As a process

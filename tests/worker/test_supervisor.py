@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Bartleby, supervisor
 from bartleby.supervisor import Supervisor
-from tests.kit.worker import Program, Told, children_of, lapse, row, state, until
-
-Conn = psycopg.Connection[tuple[Any, ...]]
+from tests.kit.worker import Conn, Program, Told, children_of, lapse, row, state, until
 
 SHOP = """
 import os, signal, time

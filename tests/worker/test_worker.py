@@ -1,10 +1,8 @@
 """A whole worker: what it claims and how much, when it is idle, how it keeps its leases and loses them."""
 
 import asyncio
-import contextlib
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -17,6 +15,7 @@ from bartleby.waking import Listener
 from bartleby.worker import Worker
 from tests.kit.worker import (
     LONG,
+    Conn,
     Gate,
     Running,
     Told,
@@ -32,15 +31,7 @@ from tests.kit.worker import (
     working,
 )
 
-Conn = psycopg.Connection[tuple[Any, ...]]
 BOTH = pytest.mark.parametrize("awaited", [False, True])
-
-
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn, version="1.2.3")
-    yield made
-    made.client.close()
 
 
 def numbered(count: int) -> list[dict[str, Any]]:
@@ -56,33 +47,16 @@ def test_missing_queue_is_created_by_a_worker_that_may_do_so(app: Bartleby, conn
     try:
         limited = Bartleby(dsn.replace(dsn.partition("//")[2].partition("@")[0], "worker_only:x"))
         for each in (app, limited):
-            each.handler("orders")(lambda _: None)
+            each.handler("mails")(lambda _: None)
         with pytest.raises(UnknownQueue, match="may not create it") as caught:
             drain(limited)
-        assert "bartleby queues create orders" in (caught.value.hint or "")
+        assert "bartleby queues create mails" in (caught.value.hint or "")
         assert drain(app) == {}
         assert told.of("queue.created")
-        app.send("orders", 1)
+        app.send("mails", 1)
         assert drain(limited) == {"done": 1}
     finally:
         conn.execute("drop owned by worker_only; drop role worker_only")
-
-
-def test_worker_that_cannot_start_raises_its_error(app: Bartleby) -> None:
-    app.handler("not a queue name!" * 50)(print)
-    with pytest.raises(Exception, match="name"):
-        drain(app)
-
-
-def test_only_the_named_queues_are_worked_on(app: Bartleby, conn: Conn) -> None:
-    seen: list[str] = []
-    for queue in ("a", "b", "c"):
-        app.handler(queue)(lambda message: seen.append(message.queue))
-        app.client.create_queue(queue)
-        app.send(queue, 1)
-    assert drain(app, queues=["a", "c"]) == {"done": 2}
-    assert sorted(seen) == ["a", "c"]
-    assert state(conn, "b")[0] == 1
 
 
 def test_queues_do_not_wait_for_each_other(app: Bartleby) -> None:
@@ -112,7 +86,6 @@ def test_idle_worker_is_woken_by_a_message_and_when_one_is_due(app: Bartleby, mo
         seen.append(message.payload)
         return Snooze(0.3) if seen.count("snooze") == 1 else None
 
-    app.client.create_queue("orders")
     with working(app, poll=3600) as running:
         until(lambda: running.worker._shared.listener.listening)
         for number in range(1, 5):
@@ -135,7 +108,6 @@ def test_until_idle_waits_for_what_is_due_soon_and_not_for_tomorrow(app: Bartleb
         if message.attempt == 1:
             raise ValueError
 
-    app.client.create_queue("orders")
     app.send("orders", "now")
     app.send("orders", "tomorrow", delay=86400)
     assert drain(app) == {"retried": 1, "done": 1}
@@ -205,7 +177,6 @@ def test_until_idle_does_not_wait_for_what_it_cannot_run(app: Bartleby, conn: Co
 def test_first_claim_takes_no_more_than_can_run(app: Bartleby, conn: Conn, awaited: bool) -> None:
     gate = Gate()
     app.handler("orders", concurrency=3)(gate.handler(awaited=awaited))
-    app.client.create_queue("orders")
     app.send_many("orders", numbered(50))
     with working(app) as running:
         gate.wait_for_start(3)
@@ -218,7 +189,6 @@ def test_first_claim_takes_no_more_than_can_run(app: Bartleby, conn: Conn, await
 def test_slow_message_does_not_hold_back_the_acks_of_others(app: Bartleby, conn: Conn, awaited: bool) -> None:
     gate = Gate(lambda message: message.payload == 0)
     app.handler("orders", concurrency=5)(gate.handler(awaited=awaited))
-    app.client.create_queue("orders")
     app.send_many("orders", numbered(5))
     with working(app) as running:
         until(lambda: state(conn) == (0, 1, 0, 0))
@@ -247,7 +217,6 @@ def test_lease_is_renewed_while_handlers_keep_the_worker_busy(
         enough.wait(LONG)
 
     app.handler("orders", lease=600, concurrency=2)(block if awaited else spin)
-    app.client.create_queue("orders")
     app.send_many("orders", numbered(1 if awaited else 2))
     ends = "select min(until) from bartleby.lease where not isempty(pending)"
     with working(app) as running:
@@ -274,7 +243,6 @@ def test_handler_that_lost_its_lease_is_cancelled(app: Bartleby, conn: Conn, tol
 
     gate = Gate(is_first)
     app.handler("orders", lease=600)(gate.handler(awaited=awaited))
-    app.client.create_queue("orders")
     sent = app.send("orders", 1)
     with working(app) as running:
         gate.wait_for_start()
@@ -289,32 +257,20 @@ def test_handler_that_lost_its_lease_is_cancelled(app: Bartleby, conn: Conn, tol
 
 
 @BOTH
-def test_handler_that_lost_its_lease_settles_nothing_of_the_next_owner(  # noqa: PLR0915 - two handlers
+def test_handler_that_lost_its_lease_settles_nothing_of_the_next_owner(
     app: Bartleby, conn: Conn, told: Told, awaited: bool
 ) -> None:
     """The handler ignores its cancellation and ends, well or badly: the message belongs to another worker."""
-    started, go, over = threading.Event(), threading.Event(), threading.Event()
+    gate = Gate(stubborn=True)
 
-    def handle(message: Message) -> None:
-        started.set()
-        while not go.is_set():
-            with contextlib.suppress(BaseException):
-                time.sleep(0.002)
-        over.set()
-
-    async def handle_awaited(message: Message) -> None:
-        started.set()
-        while not go.is_set():
-            with contextlib.suppress(BaseException):
-                await asyncio.sleep(0.002)
-        over.set()
+    def end_badly(message: Message) -> None:
+        gate.handler(awaited=False)(message)
         raise ValueError
 
-    app.handler("orders", lease=600, concurrency=1)(handle_awaited if awaited else handle)
-    app.client.create_queue("orders")
+    app.handler("orders", lease=600, concurrency=1)(gate.handler(awaited=True) if awaited else end_badly)
     sent = app.send("orders", 1)
     with working(app) as running, Client(app.settings.dsn) as other:
-        assert started.wait(LONG)
+        gate.wait_for_start()
         app.client.pause_queue("orders")
         lapse(conn)
         app.client.resume_queue("orders")
@@ -322,8 +278,7 @@ def test_handler_that_lost_its_lease_settles_nothing_of_the_next_owner(  # noqa:
         assert lease is not None
         renew_now(running)
         until(lambda: told.of("lease.lost"))
-        go.set()
-        assert over.wait(LONG)
+        gate.open()
         running.end()
         assert running.worker.counts["done"] == running.worker.counts["dead"] == running.worker.counts["retried"] == 0
         assert state(conn) == (0, 1, 0, 0)
@@ -340,7 +295,6 @@ def test_late_result_is_refused_and_counted(app: Bartleby, conn: Conn, told: Tol
         app.client.pause_queue("orders")
         lapse(conn)
 
-    app.client.create_queue("orders")
     app.send("orders", 1)
     with working(app) as running:
         until(lambda: running.worker.counts["refused"])
@@ -380,7 +334,6 @@ def test_message_that_was_handled_before_is_acked_without_running(app: Bartleby)
         with psycopg.connect(str(app.settings.dsn)) as mine:
             app.mark_handled(message, mine)
 
-    app.client.create_queue("orders")
     sent = app.send_many("orders", numbered(4))
     with psycopg.connect(str(app.settings.dsn)) as mine:
         for message_id in sent[:2]:
@@ -393,7 +346,6 @@ def test_message_that_was_handled_before_is_acked_without_running(app: Bartleby)
 def test_messages_are_released_if_the_look_at_what_was_handled_fails(app: Bartleby, conn: Conn) -> None:
     ran: list[int] = []
     app.handler("orders", once=True)(handler_of(lambda message: ran.append(message.id), awaited=True))
-    app.client.create_queue("orders")
     sent = app.send_many("orders", numbered(3))
     conn.execute("alter function bartleby.handled_keys(text, text[]) rename to handled_keys_away")
     conn.execute("""create function bartleby.handled_keys(text, text[]) returns setof text language plpgsql as $$ begin
@@ -413,7 +365,6 @@ def test_messages_are_released_if_the_look_at_what_was_handled_fails(app: Bartle
 
 def test_worker_leaves_no_thread_and_no_session_behind(app: Bartleby, conn: Conn) -> None:
     app.handler("orders")(handler_of(lambda _: time.sleep(0.002), awaited=False))
-    app.client.create_queue("orders")
     app.send_many("orders", numbered(50))
     app.client.close()
     before = threading.active_count()
@@ -437,7 +388,6 @@ def test_cancelled_run_starts_nothing_more(
 
     gate = Gate(holds)
     app.handler("orders", concurrency=2)(gate.handler(awaited=awaited))
-    app.client.create_queue("orders")
 
     async def work() -> None:
         running = Running.__new__(Running)
