@@ -66,6 +66,13 @@ class Running:
         with contextlib.suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self.worker.stop)
 
+    def wait_for_loop(self) -> None:
+        """Wait until the worker's loop has run what was scheduled before, such as a stop."""
+        assert self._loop is not None
+        turned = threading.Event()
+        self._loop.call_soon_threadsafe(turned.set)
+        assert turned.wait(LONG)
+
     def join(self, seconds: float = LONG) -> Counter[str]:
         """Wait for the end; return what was done."""
         self.thread.join(seconds)

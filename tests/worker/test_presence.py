@@ -131,7 +131,8 @@ def test_drain_and_one_stop_cut_no_handler_short(
             running.stop()
             until(running.worker._shared.stopping.is_set)
             client.drain_worker(running.worker.name, **BY)
-        until(lambda: told.of("worker.draining") and running.worker._told)
+        until(lambda: told.of("worker.draining"))
+        running.wait_for_loop()
         assert not running.worker._now.is_set()
         gate.open()
         assert running.join() == {"done": 1}
