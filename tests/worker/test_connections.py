@@ -154,7 +154,7 @@ def accept(conn: Conn, name: str) -> None:
 
 
 @pytest.mark.own_database
-def test_call_that_the_server_cannot_take_now_is_repeated(app: Bartleby, conn: Conn) -> None:
+def test_call_that_the_server_cannot_take_now_is_repeated(app: Bartleby, conn: Conn, told: Told) -> None:
     """A full disk, a deadlock, a read-only server: repeated until it is accepted, and the handler runs once."""
     runs: list[str] = []
 
@@ -173,7 +173,8 @@ def test_call_that_the_server_cannot_take_now_is_repeated(app: Bartleby, conn: C
         for number, (name, sqlstate) in enumerate(refusals):
             refuse(conn, name, sqlstate)
             app.client.send("orders", name)
-            until(lambda: row(conn, "select last_value > 3 from refusals"), what=f"{name} {sqlstate}")
+            until(lambda: told.of("settlement.impossible") or row(conn, "select last_value > 3 from refusals"))
+            assert not told.of("settlement.impossible"), (name, sqlstate)
             assert running.worker.counts.total() == number, (name, sqlstate)
             accept(conn, name)
             until(lambda: running.worker.counts.total() == number + 1, what=f"{name} {sqlstate}")  # noqa: B023
