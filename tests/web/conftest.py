@@ -1,53 +1,97 @@
-"""What tests of the console share: the site over the test's own database, and people who visit it.
+"""Fixtures for tests of the console.
 
-site        the application; everybody on this machine is an admin in it
-browser     somebody on this machine, who follows no redirects
-guarded     the application that wants to know who asks
-client      speaks with the database itself, in which there is a queue `orders`
-client_as   opens a client of it with a token of a role, held to some queues or not
+site          the application; every caller on this machine is an admin
+browser       a caller on this machine that does not follow redirects
+guarded       the application with authentication
+client        a client of the database, which has a queue `orders`
+client_as     opens a caller of `guarded` with a token of a role, for some queues or for all
+open_console  opens applications with other settings; they have the test routes of `with_test_routes`
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
 from bartleby import Client
 from bartleby.hashing import digest, new_token
+from bartleby.principal import Principal
 from bartleby.surfaces import pools
 from bartleby.surfaces.web import ConsoleSettings, console
 
 LOCAL = ("127.0.0.1", 50000)
 SAME = {"Sec-Fetch-Site": "same-origin"}
+WHOAMI = "/api/v1/test/whoami"
+CHANGE = "/api/v1/test/change"
+LOOK = "/test/look"
 ClientAs = Callable[..., TestClient]
+OpenConsole = Callable[..., FastAPI]
 
 
 def visiting(app: FastAPI, *, address: str = "127.0.0.1", host: str = "localhost", **headers: str) -> TestClient:
-    """Return a client from this address that calls the site by this name."""
+    """Return a caller from this address that calls the site by this name."""
     return TestClient(
         app, base_url=f"http://{host}", client=(address, 50000), follow_redirects=False, headers=headers or None
     )
 
 
 def add_token(dsn: str, role: str, queues: Sequence[str] | None = None, name: str | None = None) -> str:
-    """Let somebody in; return the token."""
+    """Add a token; return its secret."""
     token = new_token()
     with Client(dsn) as client:
         client.add_token("token", name or role, digest(token), role, queues=queues, actor="a test", reason="testing")
     return token
 
 
+def with_test_routes(app: FastAPI) -> FastAPI:
+    """Add routes that show the principal, that read and that change something."""
+
+    @app.get(WHOAMI)
+    def whoami(request: Request) -> dict[str, object]:
+        principal: Principal = request.state.principal
+        return {"name": principal.name, "role": principal.role, "queues": principal.queues and sorted(principal.queues)}
+
+    async def change(request: Request) -> int:
+        return len(await request.body())
+
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        app.add_api_route(CHANGE, change, methods=[method])
+        app.add_api_route("/test/change", change, methods=[method])
+    app.add_api_route(LOOK, lambda: {"seen": True}, methods=["GET"])
+    return app
+
+
+def signed_in(app: FastAPI, secret: str, name: str = "", **visit: Any) -> TestClient:
+    """Return a browser with a session."""
+    client = visiting(app, **visit)
+    answer = client.post("/login", data={"name": name, "secret": secret}, headers=SAME)
+    assert answer.status_code == 303, answer.text
+    return client
+
+
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nobody be turned away for want of a connection because the machine is slow."""
-    monkeypatch.setattr(pools, "_PATIENCE", 10.0)
+    """Wait longer for a connection, because the machine may be slow."""
+    monkeypatch.setattr(pools, "_PATIENCE", 60.0)
+
+
+@pytest.fixture
+def open_console(dsn: str) -> Iterator[OpenConsole]:
+    with contextlib.ExitStack() as opened:
+
+        def open_one(address: str = dsn, **settings: Any) -> FastAPI:
+            app = with_test_routes(console(address, ConsoleSettings(**settings)))
+            opened.callback(app.state.house.close)
+            return app
+
+        yield open_one
 
 
 @pytest.fixture
 def site(dsn: str) -> Iterator[FastAPI]:
-    """The site over the test's database, where everybody on this machine is an admin."""
     app = console(dsn, ConsoleSettings(authenticate=False))
     yield app
     app.state.house.close()
@@ -55,14 +99,12 @@ def site(dsn: str) -> Iterator[FastAPI]:
 
 @pytest.fixture
 def browser(site: FastAPI) -> Iterator[TestClient]:
-    """Somebody on this machine."""
     with visiting(site) as client:
         yield client
 
 
 @pytest.fixture
 def client(dsn: str) -> Iterator[Client]:
-    """Speak with the database itself."""
     with Client(dsn) as made:
         made.create_queue("orders")
         yield made
@@ -70,7 +112,6 @@ def client(dsn: str) -> Iterator[Client]:
 
 @pytest.fixture
 def guarded(dsn: str) -> Iterator[FastAPI]:
-    """The site over the test's database, which wants to know who asks."""
     app = console(dsn)
     yield app
     app.state.house.close()
@@ -78,7 +119,6 @@ def guarded(dsn: str) -> Iterator[FastAPI]:
 
 @pytest.fixture
 def client_as(dsn: str, guarded: FastAPI) -> Iterator[ClientAs]:
-    """Open clients with a token of a role, for some queues or for all."""
     with contextlib.ExitStack() as opened:
 
         def open_one(role: str, queues: Sequence[str] | None = None, name: str | None = None) -> TestClient:

@@ -1,4 +1,4 @@
-"""Every error is a problem with a status and words; none says what is nobody's business."""
+"""Every error is a problem document or an error page with status and hint, and reveals nothing of the inside."""
 
 import inspect
 import json
@@ -11,11 +11,13 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, SecretStr
 
-from bartleby import Client, errors
+from bartleby import errors
 from bartleby.calls import Call
-from bartleby.surfaces.web import ConsoleSettings, console, problems
+from bartleby.surfaces.web import ConsoleSettings, ProxySettings, console, problems
 from bartleby.surfaces.web.context import AtDesk
-from tests.web.conftest import visiting
+from bartleby.surfaces.web.paths import without_host
+from tests.kit.api import API, JSON, REASON, body_of, fill_queue
+from tests.web.conftest import OpenConsole, visiting
 
 STATUS = {
     "UnknownQueue": 404, "UnknownMessage": 404, "UnknownGroup": 404, "UnknownReplay": 404, "UnknownSink": 404,
@@ -25,8 +27,9 @@ STATUS = {
     "InvalidSink": 422, "InvalidPayload": 422, "UndecodablePayload": 422, "KeyReused": 422, "NoConnection": 503,
     "NotInstalled": 503, "VersionMismatch": 503,
 }  # fmt: skip
-OURS = {"WrongIsolation", "InvalidSettings", "InvalidHandler", "NoHandler", "NoApp", "BartlebyError"}
-"""Mistakes of the console itself: whoever asks can do nothing about them."""
+INTERNAL = {"WrongIsolation", "InvalidSettings", "InvalidHandler", "NoHandler", "NoApp", "BartlebyError"}
+"""Mistakes of the console itself, which the caller cannot do anything about."""
+Raising = tuple[dict[str, Exception], TestClient]
 
 
 class Asked(BaseModel):
@@ -36,12 +39,12 @@ class Asked(BaseModel):
 
 
 @pytest.fixture
-def raising(site: FastAPI) -> Iterator[tuple[dict[str, Exception], TestClient]]:
-    """A route that raises what it is told, for programs and for people."""
-    told: dict[str, Exception] = {}
+def raising(site: FastAPI) -> Iterator[Raising]:
+    """Routes of the API and of pages that raise the given error, and one that searches."""
+    given: dict[str, Exception] = {}
 
     def look(request: Request) -> None:
-        raise told["error"]
+        raise given["error"]
 
     site.add_api_route("/api/v1/test/raise", look, methods=["GET"])
     site.add_api_route("/test/raise", look, methods=["GET"])
@@ -51,49 +54,38 @@ def raising(site: FastAPI) -> Iterator[tuple[dict[str, Exception], TestClient]]:
         return desk.letters.count(filter).letters
 
     @site.post("/api/v1/test/find")
-    def find_too(desk: AtDesk, asked: Asked) -> int:
+    def find_by_post(desk: AtDesk, asked: Asked) -> int:
         return desk.letters.count(asked.filter).letters
 
     with visiting(site) as visitor:
-        yield told, visitor
+        yield given, visitor
 
 
 def error_classes() -> dict[str, type[errors.BartlebyError]]:
-    return {
-        name: kind
-        for name, kind in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(kind, errors.BartlebyError)
-    }
+    found = inspect.getmembers(errors, inspect.isclass)
+    return {name: kind for name, kind in found if issubclass(kind, errors.BartlebyError)}
 
 
-def test_every_error_of_ours_has_a_status_or_is_a_mistake_of_ours() -> None:
-    assert set(STATUS) | OURS == set(error_classes())
-
-
-@pytest.mark.parametrize("name", sorted(STATUS))
-def test_an_error_of_ours_is_a_problem(raising: tuple[dict[str, Exception], TestClient], name: str) -> None:
-    told, visitor = raising
-    told["error"] = error_classes()[name]("it is so", hint="do this")
-    answer = visitor.get("/api/v1/test/raise")
-    assert answer.status_code == STATUS[name]
-    assert answer.headers["content-type"] == "application/problem+json"
-    document = answer.json()
-    assert document["status"] == STATUS[name]
-    assert document["request_id"] == answer.headers["x-request-id"]
-    assert document["type"].startswith("urn:bartleby:")
-    assert "it is so" in document["detail"]
-    assert document["title"]
-    assert document["hint"]
-    assert ("retry-after" in answer.headers) == (STATUS[name] == 503)
-    page = visitor.get("/test/raise", headers={"Accept": "text/html"})
-    assert page.status_code == STATUS[name]
-    assert page.headers["content-type"].startswith("text/html")
-    assert "it is so" in page.text.lower()
-
-
-def test_the_kind_is_the_name_of_the_error(raising: tuple[dict[str, Exception], TestClient]) -> None:
-    told, visitor = raising
-    told["error"] = errors.UnknownQueue("there is no queue 'x'", hint="create it")
+def test_every_error_class_has_its_status(raising: Raising) -> None:
+    given, visitor = raising
+    assert set(STATUS) | INTERNAL == set(error_classes())
+    assert set(problems.STATUS.values()) <= set(problems.responses(404, 409, 413))
+    for name, status in STATUS.items():
+        given["error"] = error_classes()[name]("it is so", hint="do this")
+        answer = visitor.get("/api/v1/test/raise")
+        document = body_of(answer, status)
+        assert document["status"] == status, name
+        assert document["request_id"] == answer.headers["x-request-id"]
+        assert document["type"].startswith("urn:bartleby:"), name
+        assert "it is so" in document["detail"], name
+        assert document["title"]
+        assert document["hint"], name
+        assert ("retry-after" in answer.headers) == (status == 503), name
+        page = visitor.get("/test/raise", headers={"Accept": "text/html"})
+        assert page.status_code == status, name
+        assert page.headers["content-type"].startswith("text/html")
+        assert "it is so" in page.text.lower()
+    given["error"] = errors.UnknownQueue("there is no queue 'x'", hint="create it")
     document = visitor.get("/api/v1/test/raise").json()
     del document["request_id"]
     assert document == {
@@ -105,101 +97,108 @@ def test_the_kind_is_the_name_of_the_error(raising: tuple[dict[str, Exception], 
     }
 
 
-@pytest.mark.parametrize("name", [*sorted(OURS), "ValueError", "psycopg.ProgrammingError", "UniqueViolation"])
-def test_what_nobody_expected_says_nothing_of_the_inside(
-    raising: tuple[dict[str, Exception], TestClient], name: str, caplog: pytest.LogCaptureFixture
+def test_unexpected_error_is_logged_and_reveals_nothing(
+    raising: Raising, caplog: pytest.LogCaptureFixture, dsn: str
 ) -> None:
-    told, visitor = raising
-    kinds: dict[str, Any] = {
-        **error_classes(),
-        "ValueError": ValueError,
-        "psycopg.ProgrammingError": psycopg.ProgrammingError,
-        "UniqueViolation": psycopg.errors.UniqueViolation,
-    }
-    told["error"] = kinds[name]("a s3cret")
-    for path in ("/api/v1/test/raise", "/test/raise"):
-        answer = visitor.get(path, headers={"X-Request-Id": "seen-1"})
-        assert answer.status_code == 500
-        assert "s3cret" not in answer.text
-        assert "Traceback" not in answer.text
-        assert answer.headers["x-request-id"] == "seen-1"
-    assert "seen-1" in caplog.text
-    assert told["error"].__class__.__name__ in caplog.text
-    assert "in look" in caplog.text, "where it happened"
-
-
-def test_the_log_has_no_secrets(
-    raising: tuple[dict[str, Exception], TestClient], caplog: pytest.LogCaptureFixture, dsn: str
-) -> None:
-    told, visitor = raising
+    given, visitor = raising
+    kinds: list[Any] = [error_classes()[name] for name in INTERNAL]
+    for kind in [*kinds, ValueError, psycopg.ProgrammingError, psycopg.errors.UniqueViolation]:
+        given["error"] = kind("a s3cret")
+        caplog.clear()
+        for path in ("/api/v1/test/raise", "/test/raise"):
+            answer = visitor.get(path, headers={"X-Request-Id": "seen-1"})
+            assert answer.status_code == 500, kind
+            assert "s3cret" not in answer.text
+            assert "Traceback" not in answer.text
+            assert answer.headers["x-request-id"] == "seen-1"
+        for words in ("seen-1", kind.__name__, "in look"):
+            assert words in caplog.text, kind
+    # what the log keeps has no payload and no password
     payload = "a payload"
     with psycopg.connect(dsn) as connection:
         connection.execute("create temp table t (payload text check (payload = ''))")
-        with pytest.raises(psycopg.errors.CheckViolation) as caught:
+        with pytest.raises(psycopg.errors.CheckViolation, match=payload) as caught:
             connection.execute("insert into t values (%s)", [payload])
         connection.rollback()
-    assert payload in str(caught.value)
-    told["error"] = caught.value
-    assert visitor.get("/api/v1/test/raise").status_code == 500
-    assert "violates check constraint" in caplog.text
-    assert payload not in caplog.text
-    told["error"] = ValueError("no such user: password=hunter2")
-    assert visitor.get("/api/v1/test/raise").status_code == 500
-    assert "no such user" in caplog.text
-    assert "hunter2" not in caplog.text
+    for error, kept, hidden in (
+        (caught.value, "violates check constraint", payload),
+        (ValueError("no such user: password=hunter2"), "no such user", "hunter2"),
+    ):
+        given["error"] = error
+        assert visitor.get("/api/v1/test/raise").status_code == 500
+        assert kept in caplog.text
+        assert hidden not in caplog.text
 
 
-def test_a_filter_is_pointed_at(raising: tuple[dict[str, Exception], TestClient]) -> None:
+def test_invalid_request_names_the_place_and_does_not_repeat_the_value(raising: Raising) -> None:
     _, visitor = raising
     written = "type:KeyErr colour:red"
     for answer in (
         visitor.get("/api/v1/test/find", params={"filter": written}),
         visitor.post("/api/v1/test/find", json={"filter": written, "reason": "x"}),
     ):
-        assert answer.status_code == 422
-        document = answer.json()
-        assert document["type"] == "urn:bartleby:invalid-filter"
-        assert document["position"] == 13
+        document = body_of(answer, 422)
+        assert (document["type"], document["position"]) == ("urn:bartleby:invalid-filter", 13)
         assert document["pointed"] == f"{written}\n{' ' * 12}^"
-
-
-def test_a_request_that_cannot_be_understood_is_told_where_and_not_repeated(
-    raising: tuple[dict[str, Exception], TestClient],
-) -> None:
-    _, visitor = raising
     answer = visitor.post("/api/v1/test/find", json={"filter": 3, "password": ["s3cret"]})
-    assert answer.status_code == 422
-    document = answer.json()
+    document = body_of(answer, 422)
     assert document["type"] == "urn:bartleby:invalid-request"
     assert {each["where"] for each in document["errors"]} == {"body.filter", "body.reason", "body.password"}
     assert "s3cret" not in answer.text
-    broken = visitor.post("/api/v1/test/find", content=b"{", headers={"Content-Type": "application/json"})
-    assert broken.status_code == 422
-    assert broken.headers["content-type"] == "application/problem+json"
+    answer = visitor.post(f"{API}/queues", content='{"name": hunter2}', headers=JSON)
+    assert body_of(answer, 422)["errors"] == [{"where": "body", "message": "no JSON at character 9: Expecting value"}]
+    assert "hunter2" not in answer.text
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/api/v1/none", 404), ("PUT", "/api/v1/test/find", 405)]
-)
-def test_what_does_not_exist_is_a_problem_too(
-    raising: tuple[dict[str, Exception], TestClient], method: str, path: str, status: int
-) -> None:
-    _, visitor = raising
-    answer = visitor.request(method, path)
-    assert answer.status_code == status
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json()["status"] == status
-    assert ("allow" in answer.headers) == (status == 405)
+def test_hint_of_a_problem_is_a_request_that_helps(browser: TestClient, dsn: str) -> None:
+    fill_queue(dsn)
+    expires = {"name": "x", "role": "reader", "expires": "30d", **REASON}
+    for method, path, body, detail, hint in (
+        ("POST", "/queues", {"name": "x"}, "body.reason: Field required", "every change says why"),
+        ("DELETE", "/queues/orders", None, "query.reason: Field required", "of a DELETE in the query"),
+        ("DELETE", "/queues/orders?reason=x", None, "still has messages or letters", "?force=true"),
+        ("POST", "/queues/orders/messages", {"id": 1}, "body.payload: Field required; body.id: Extra inputs", None),
+        ("POST", "/queues/orders/messages", {"messages": [{}]}, "body.messages.0.payload: Field required", None),
+        ("POST", "/queues/orders/messages", {"messages": [{"payload": 1}, {"payload": "\0"}]}, "message 1: ", None),
+        ("POST", "/queues/nope/messages", {"payload": 1}, "unknown queue: 'nope'", "POST /api/v1/queues creates one"),
+        ("POST", "/dead-letters/discard", {"filter": "x", **REASON}, "body.expected: Field required", "/count?filter="),
+        ("POST", "/dead-letters/discard", {"ids": ["1"], **REASON}, "body.ids.0: Input should be a valid integer", None),
+        ("POST", "/dead-letters/discard", {"filter": "", "expected": 3, **REASON}, "an empty filter", '"everything": true'),
+        ("POST", "/replays", {"filter": "", **REASON}, "an empty filter", '"everything": true'),
+        ("GET", "/dead-letters?filter=queue:nope", None, "there is no queue nope", "GET /api/v1/queues"),
+        ("GET", "/dead-letters?filter=age:1x", None, "", "write age:>1h"),
+        ("GET", "/deadletters", None, "there is nothing at /api/v1/deadletters", "GET /api/v1/openapi.json"),
+        ("GET", "", None, "there is nothing at /api/v1", "GET /api/v1/openapi.json"),
+        ("GET", "/dead-letters?fliter=queue:x", None, "unknown parameter 'fliter'", "known: filter, sort, limit, after"),
+        ("GET", "/queues?name=orders", None, "unknown parameter 'name'", "there are none here"),
+        ("GET", "/dead-letters?after=4", None, "query.after: String should match", "`next` of the page before"),
+        ("POST", "/tokens", expires, "body.expires", "2027-01-01T"),
+        ("POST", "/workers/nobody/drain", REASON, "", "GET /api/v1/workers"),
+        ("DELETE", "/tokens/77?reason=x", None, "", "GET /api/v1/tokens"),
+        ("POST", "/sinks/nobodys/pause", REASON, "", "GET /api/v1/sinks"),
+        ("PUT", "/queues", None, "PUT cannot be done with /api/v1/queues; GET, POST can", None),
+    ):  # fmt: skip
+        problem = browser.request(method, API + path, json=body).json()
+        assert detail in problem["detail"], path
+        assert problem.get("hint") is None if hint is None else hint in problem["hint"], path
+        assert "select " not in problem.get("hint", ""), path
+    assert browser.put(f"{API}/queues").headers["allow"] == "GET, POST"
+    assert browser.post(f"{API}/queues/orders").headers["allow"] == "GET, PATCH, DELETE"
+    body = json.dumps({"ids": [3], "payload": 1, "name": "x", **REASON})
+    for path in ("queues", "queues/orders/pause", "queues/orders/messages", "dead-letters/discard", "replays"):
+        for kind in ("application/x-www-form-urlencoded", "text/plain", ""):
+            for content in (body, ""):
+                answer = browser.post(f"{API}/{path}", content=content, headers={"Content-Type": kind})
+                hint = body_of(answer, 422)["hint"]
+                assert "Content-Type: application/json" in hint or "curl --json" in hint, (path, kind)
 
 
-def test_a_page_that_does_not_exist_is_a_page(browser: TestClient) -> None:
-    answer = browser.get("/<script>alert(1)</script>")
+def test_missing_page_is_a_page(site: FastAPI, caplog: pytest.LogCaptureFixture) -> None:
+    answer = visiting(site).get("/<script>alert(1)</script>")
     assert answer.status_code == 404
     assert answer.headers["content-type"].startswith("text/html")
     assert "<script>alert" not in answer.text
 
-
-def test_a_page_that_cannot_be_shown_is_a_plain_one(site: FastAPI, caplog: pytest.LogCaptureFixture) -> None:
     def broken(request: Request, document: object) -> str:
         raise LookupError("there is no template")
 
@@ -211,67 +210,62 @@ def test_a_page_that_cannot_be_shown_is_a_plain_one(site: FastAPI, caplog: pytes
     assert "there is no template" not in answer.text
 
 
-def test_what_takes_too_long_is_stopped_and_told(site: FastAPI, monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+def test_slow_query_is_cancelled_with_504(open_console: OpenConsole, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bartleby.surfaces.pools._READER_TIMEOUT", "50ms")
-    app = console(dsn, ConsoleSettings(authenticate=False))
+    app = open_console(authenticate=False)
 
     @app.get("/api/v1/test/slow")
     def slow(desk: AtDesk) -> None:
-        desk.seat.looking().run(Call("select pg_sleep(60)", (), list))
+        desk.seat.looking().run(Call("select pg_sleep(600)", (), list))
 
-    answer = visiting(app).get("/api/v1/test/slow")
-    app.state.house.close()
-    assert answer.status_code == 504
-    assert answer.json()["type"] == "urn:bartleby:too-slow"
-    assert "narrow it down" in answer.json()["hint"]
+    document = body_of(visiting(app).get("/api/v1/test/slow"), 504)
+    assert document["type"] == "urn:bartleby:too-slow"
+    assert "narrow it down" in document["hint"]
 
 
-def test_errors_of_the_database_arrive_as_what_they_are(site: FastAPI, dsn: str) -> None:
-    @site.get("/api/v1/test/{what}")
-    def do(what: str, desk: AtDesk) -> None:
-        if what == "missing":
-            desk.queues.pause("none", reason="x")
-        elif what == "name":
-            desk.queues.create("Not A Name", {}, reason="x")
-        elif what == "reading":
-            desk.seat.reader.create_queue("orders")
-        else:
-            desk.queues.drop("orders", reason="x")
+def test_missing_privilege_is_403(site: FastAPI) -> None:
+    @site.get("/api/v1/test/write")
+    def write(desk: AtDesk) -> None:
+        desk.seat.reader.create_queue("orders")
 
-    with Client(dsn) as client:
-        client.create_queue("orders")
-        client.send("orders", 1)
-    visitor = visiting(site)
-    expected = {"missing": (404, "unknown-queue"), "name": (422, "invalid-queue-name"),
-                "reading": (403, "insufficient-privilege"), "drop": (409, "queue-in-use")}  # fmt: skip
-    for what, (status, kind) in expected.items():
-        answer = visitor.get(f"/api/v1/test/{what}")
-        assert (answer.status_code, answer.json()["type"]) == (status, f"urn:bartleby:{kind}")
+    document = body_of(visiting(site).get("/api/v1/test/write"), 403)
+    assert document["type"] == "urn:bartleby:insufficient-privilege"
 
 
-def test_problems_are_documented(site: FastAPI) -> None:
+def test_problems_are_in_the_openapi_document(site: FastAPI) -> None:
     site.add_api_route("/api/v1/test/documented", lambda: None, responses=problems.responses(404, 409))
     document = visiting(site).get("/api/v1/openapi.json").json()
     assert document["components"]["schemas"]["Problem"] == json.loads(json.dumps(problems.SCHEMA))
-    said = document["paths"]["/api/v1/test/documented"]["get"]["responses"]
-    assert {"401", "403", "404", "409", "422", "429", "503", "504"} <= set(said)
-    for status in ("404", "422"):
-        assert said[status]["content"] == {
-            "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
-        }
+    described = document["paths"]["/api/v1/test/documented"]["get"]["responses"]
+    assert {"401", "403", "404", "409", "422", "429", "503", "504"} <= set(described)
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    assert [described[status]["content"] for status in ("404", "422")] == [content, content]
 
 
-def test_every_status_that_there_is_can_be_documented() -> None:
-    assert set(problems.STATUS.values()) <= set(problems.responses(404, 409, 413))
-
-
-@pytest.mark.parametrize("given", ["deploy-17", "a.b:c/d+e=", "x" * 100])
-def test_a_request_keeps_the_id_that_it_brings(browser: TestClient, given: str) -> None:
-    assert browser.get("/api/v1/none", headers={"X-Request-Id": given}).headers["x-request-id"] == given
-
-
-@pytest.mark.parametrize("given", ["x" * 101, "a b", "<script>", "a\tb", ""])
-def test_an_id_that_is_none_is_made_up(browser: TestClient, given: str) -> None:
-    made = browser.get("/api/v1/none", headers={"X-Request-Id": given}).headers["x-request-id"]
-    assert made.startswith("api-")
+def test_request_id_of_the_caller_is_kept_if_it_is_valid(browser: TestClient) -> None:
+    for given in ("deploy-17", "a.b:c/d+e=", "x" * 100):
+        assert browser.get("/api/v1/none", headers={"X-Request-Id": given}).headers["x-request-id"] == given
+    for given in ("x" * 101, "a b", "<script>", "a\tb", ""):
+        made = browser.get("/api/v1/none", headers={"X-Request-Id": given}).headers["x-request-id"]
+        assert made.startswith("api-"), given
     assert browser.get("/none").headers["x-request-id"].startswith("web-")
+
+
+def test_redirect_for_a_trailing_slash_keeps_the_name_of_the_proxy(dsn: str) -> None:
+    proxy = ProxySettings(("127.0.0.0/8",))
+    app = console(dsn, ConsoleSettings(authenticate=False, proxy=proxy, hosts=("ops.example.com",)))
+    headers = {"Host": "localhost:1234", "X-Forwarded-Host": "ops.example.com"}
+    for path in ("/queues/", f"{API}/queues/"):
+        answer = visiting(app).get(f"{path}?limit=1", headers=headers)
+        assert (answer.status_code, answer.headers["location"]) == (307, f"{path.rstrip('/')}?limit=1")
+    app.close()
+    for location, left in (
+        ("http://ops/queues?a=1", "/queues?a=1"),
+        ("/login", "/login"),
+        ("http://ops", "http://ops"),
+        ("http://ops//evil.example/", "http://ops//evil.example/"),
+        ("http://ops/\\evil.example/", "http://ops/\\evil.example/"),
+        ("http://ops.evil.example/", "http://ops.evil.example/"),
+        ("https://elsewhere.example/", "https://elsewhere.example/"),
+    ):
+        assert without_host(location, "http://ops") == left

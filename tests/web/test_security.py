@@ -1,137 +1,26 @@
-"""What a browser must not do with our answers, what a page of another site must not do with our rights, and limits."""
+"""Headers that restrict browsers, requests of other sites, sizes, tokens in addresses, and where it is mounted."""
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
-import httpx
-import psycopg
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request as AnyRequest
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from bartleby import Client
-from bartleby.hashing import new_token
-from bartleby.surfaces.limits import Buckets, Streams, Turns
-from bartleby.surfaces.web import ConsoleSettings, ProxySettings, console
+from bartleby import Client, hashing
+from bartleby.surfaces.web import ProxySettings, console
 from bartleby.surfaces.web.authenticating import COOKIE
-from tests.web.conftest import LOCAL, SAME, add_token, visiting
+from bartleby.surfaces.web.pages.assets import asset
+from tests.kit.burying import bury
+from tests.web.conftest import CHANGE, LOOK, SAME, OpenConsole, add_token, signed_in, visiting, with_test_routes
 
-
-@pytest.fixture
-def opened(dsn: str) -> Iterator[Callable[..., FastAPI]]:
-    """Open the site with other settings, and a route that changes something."""
-    apps: list[FastAPI] = []
-
-    def open_one(**settings: Any) -> FastAPI:
-        app = with_routes(console(dsn, ConsoleSettings(**settings)))
-        apps.append(app)
-        return app
-
-    yield open_one
-    for app in apps:
-        app.state.house.close()
-
-
-def with_routes(app: FastAPI) -> FastAPI:
-    async def change(request: Request) -> int:
-        return len(await request.body())
-
-    for method in ("POST", "PUT", "PATCH", "DELETE"):
-        app.add_api_route("/api/v1/test/change", change, methods=[method])
-        app.add_api_route("/test/change", change, methods=[method])
-    app.add_api_route("/test/look", lambda: {"seen": True}, methods=["GET"])
-    return app
-
-
-def signed_in(app: FastAPI, token: str, **visit: Any) -> TestClient:
-    client = visiting(app, **visit)
-    assert client.post("/login", data={"secret": token}, headers=SAME).status_code == 303
-    return client
-
-
-@pytest.mark.parametrize(
-    "path", ["/test/look", "/none", "/api/v1/health", "/api/v1/none", "/login", "/static/x/none.js"]
-)
-def test_every_answer_forbids_what_a_browser_need_not_do(opened: Callable[..., FastAPI], path: str) -> None:
-    headers = visiting(opened(authenticate=False)).get(path).headers
-    policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
-    nonce = re.fullmatch(r"'self' ('nonce-[\w-]{16,}')", policy["script-src"])
-    assert nonce
-    assert policy == {
-        "default-src": "'none'",
-        "script-src": f"'self' {nonce[1]}",
-        "style-src": f"'self' {nonce[1]}",
-        "img-src": "'self' data:",
-        "connect-src": "'self'",
-        "font-src": "'self'",
-        "manifest-src": "'self'",
-        "form-action": "'self'",
-        "frame-ancestors": "'none'",
-        "base-uri": "'none'",
-    }
-    assert headers["x-content-type-options"] == "nosniff"
-    assert headers["referrer-policy"] == "same-origin"
-    assert headers["cross-origin-opener-policy"] == "same-origin"
-    assert headers["cross-origin-resource-policy"] == "same-origin"
-    assert headers["x-frame-options"] == "DENY"
-    assert "camera=()" in headers["permissions-policy"]
-    assert headers["cache-control"]
-    assert headers["x-request-id"]
-
-
-def test_refusals_and_errors_have_them_too(opened: Callable[..., FastAPI]) -> None:
-    app = opened()
-
-    @app.get("/static/broken")
-    def broken() -> None:
-        raise ValueError("broken")
-
-    visitor = visiting(app)
-    answers = [visitor.get("/test/look"), visitor.get("/api/v1/none"), visitor.get("/static/broken")]
-    assert [each.status_code for each in answers] == [303, 401, 500]
-    assert all("content-security-policy" in each.headers for each in answers)
-
-
-def test_a_nonce_is_for_one_answer_and_is_in_its_page(opened: Callable[..., FastAPI]) -> None:
-    visitor = visiting(opened())
-    nonces = set()
-    for _ in range(3):
-        answer = visitor.get("/login")
-        found = re.search(r"'nonce-([\w-]+)'", answer.headers["content-security-policy"])
-        assert found
-        nonces.add(found[1])
-        inline = re.findall(r"<(?:script|style)(?![^>]*\bsrc=)[^>]*>", answer.text)
-        assert all(f'nonce="{found[1]}"' in each for each in inline)
-    assert len(nonces) == 3
-
-
-def test_what_a_page_says_about_caching_stays(opened: Callable[..., FastAPI]) -> None:
-    app = opened(authenticate=False)
-
-    @app.get("/test/cached")
-    def cached() -> PlainTextResponse:
-        return PlainTextResponse("x", headers={"Cache-Control": "public, max-age=60"})
-
-    @app.get("/test/tagged")
-    def tagged() -> PlainTextResponse:
-        return PlainTextResponse("x", headers={"ETag": '"1"'})
-
-    visitor = visiting(app)
-    assert visitor.get("/test/cached").headers["cache-control"] == "public, max-age=60"
-    assert visitor.get("/test/tagged").headers["cache-control"] == "private, no-cache"
-    assert visitor.get("/test/look").headers["cache-control"] == "no-store"
-
-
-FOREIGN = [
+FOREIGN: list[dict[str, str]] = [
     {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
     {"Sec-Fetch-Site": "same-site", "Origin": "http://other.localhost"},
     {"Sec-Fetch-Site": "cross-site"},
@@ -148,388 +37,192 @@ FOREIGN = [
 ]
 
 
-@pytest.mark.parametrize("headers", FOREIGN)
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-def test_a_page_of_another_site_changes_nothing(
-    opened: Callable[..., FastAPI], headers: dict[str, str], method: str
+def post(client: TestClient, headers: dict[str, str] | None = None, path: str = CHANGE, **more: Any) -> int:
+    return client.post(path, headers=headers, **more).status_code
+
+
+def test_every_answer_has_headers_that_restrict_the_browser(open_console: OpenConsole) -> None:
+    visitor = visiting(open_console(authenticate=False))
+    nonces = set()
+    paths = ("/test/look", "/none", "/api/v1/health", "/api/v1/none", "/login", "/static/x/none.js", "/", "/audit")
+    for path in paths:
+        headers = visitor.get(path).headers
+        policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
+        nonce = re.fullmatch(r"'self' ('nonce-[\w-]{16,}')", policy["script-src"])
+        assert nonce, path
+        nonces.add(nonce[1])
+        assert policy == {
+            "default-src": "'none'",
+            "script-src": f"'self' {nonce[1]}",
+            "style-src": f"'self' {nonce[1]}",
+            "img-src": "'self' data:",
+            "connect-src": "'self'",
+            "font-src": "'self'",
+            "manifest-src": "'self'",
+            "form-action": "'self'",
+            "frame-ancestors": "'none'",
+            "base-uri": "'none'",
+        }
+        assert headers["x-content-type-options"] == "nosniff", path
+        for name in ("referrer-policy", "cross-origin-opener-policy", "cross-origin-resource-policy"):
+            assert headers[name] == "same-origin", path
+        assert headers["x-frame-options"] == "DENY"
+        assert "camera=()" in headers["permissions-policy"]
+        assert headers["cache-control"]
+        assert headers["x-request-id"]
+    assert len(nonces) == len(paths), "a nonce is for one answer"
+    app = open_console()
+
+    @app.get("/static/broken")
+    def broken() -> None:
+        raise ValueError("broken")
+
+    answers = [visiting(app).get(path) for path in ("/test/look", "/api/v1/none", "/static/broken", "/login")]
+    assert [each.status_code for each in answers] == [303, 401, 500, 200]
+    assert all("content-security-policy" in each.headers for each in answers)
+    found = re.search(r"'nonce-([\w-]+)'", answers[-1].headers["content-security-policy"])
+    assert found
+    inline = re.findall(r"<(?:script|style)(?![^>]*\bsrc=)[^>]*>", answers[-1].text)
+    assert all(f'nonce="{found[1]}"' in each for each in inline)
+
+
+def test_pages_are_not_cached_or_compressed_and_assets_are(
+    open_console: OpenConsole, browser: TestClient, client: Client
 ) -> None:
-    visitor = visiting(opened(authenticate=False))
-    for path, kind in [("/api/v1/test/change", "json"), ("/test/change", "html")]:
-        answer = visitor.request(method, path, headers={**headers, "Content-Type": "text/plain"}, content="{}")
-        assert answer.status_code == 403
-        assert kind in answer.headers["content-type"]
+    app = open_console(authenticate=False)
+    for path, name, value in (("/test/cached", "Cache-Control", "public, max-age=60"), ("/test/tagged", "ETag", '"1"')):
+        app.add_api_route(path, lambda name=name, value=value: PlainTextResponse("x", headers={name: value}))
+    for path, cached in (
+        ("/test/cached", "public, max-age=60"),
+        ("/test/tagged", "private, no-cache"),
+        (LOOK, "no-store"),
+    ):
+        assert visiting(app).get(path).headers["cache-control"] == cached, path
+    bury(client, [{"n": n} for n in range(50)])
+    # compressed, a page with secrets beside texts of strangers would reveal them by its length
+    for path in ("/letters?filter=queue:orders", "/groups/1", "/letters/1", "/audit"):
+        answer = browser.get(path, headers={"Accept-Encoding": "gzip, br"})
+        assert len(answer.text) > 5000, path
+        assert "content-encoding" not in answer.headers, path
+        assert answer.headers["cache-control"] == "no-store", path
+    for name in ("console.css", "console.js", "vendor/htmx.min.js", "vendor/uplot.min.js", "mark.svg"):
+        answer = browser.get(asset(name))
+        assert (answer.status_code, answer.headers["x-content-type-options"]) == (200, "nosniff"), name
+        assert answer.headers["cache-control"] == "public, max-age=31536000, immutable", name
+    assert browser.get(asset("console.css")).headers["content-encoding"] == "gzip"
+    plain = browser.get(asset("console.css"), headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    # a page that was opened before an upgrade requests the old version
+    old = browser.get("/static/0123456789abcdef/console.css")
+    assert (old.status_code, old.headers["cache-control"]) == (200, "no-cache")
+    for path in ("/static/x/../settings.py", "/static/x/%2e%2e/settings.py", "/static/x/", "/static/x/nothing.js"):
+        assert browser.get(path, follow_redirects=True).status_code == 404, path
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}, {"Origin": "http://localhost"}, {},
-     {"Origin": "http://LOCALHOST:80"}, {"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost"}],
-)  # fmt: skip
-def test_a_page_of_ours_and_a_program_do(opened: Callable[..., FastAPI], headers: dict[str, str]) -> None:
-    assert visiting(opened(authenticate=False)).post("/api/v1/test/change", headers=headers).status_code == 200
-
-
-def test_a_page_of_another_site_looks_at_nothing_it_can_read(opened: Callable[..., FastAPI]) -> None:
-    # looking changes nothing; a browser shows the answer to nobody, and no header of ours tells it otherwise
-    answer = visiting(opened(authenticate=False)).get("/test/look", headers=FOREIGN[0])
-    assert answer.status_code == 200
-    assert not [name for name in answer.headers if name.startswith("access-control")]
+def test_page_of_another_site_changes_and_reads_nothing(open_console: OpenConsole) -> None:
+    visitor = visiting(open_console(authenticate=False))
+    for headers in FOREIGN:
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            for path, kind in [(CHANGE, "json"), ("/test/change", "html")]:
+                answer = visitor.request(method, path, headers={**headers, "Content-Type": "text/plain"}, content="{}")
+                assert answer.status_code == 403, (method, headers)
+                assert kind in answer.headers["content-type"], (method, headers)
+    for headers in (
+        {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}, {"Origin": "http://localhost"}, {},
+        {"Origin": "http://LOCALHOST:80"}, {"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost"},
+    ):  # fmt: skip
+        assert post(visitor, headers) == 200, headers
+    # reading changes nothing; a browser hides the answer from the page unless a header of ours allows it
+    read = visitor.get(LOOK, headers=FOREIGN[0])
     asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
-    before = visiting(opened(authenticate=False)).options("/api/v1/test/change", headers=asked)
-    assert before.status_code == 405
-    assert not [name for name in before.headers if name.startswith("access-control")]
+    preflight = visitor.options(CHANGE, headers=asked)
+    assert (read.status_code, preflight.status_code) == (200, 405)
+    assert not [name for each in (read, preflight) for name in each.headers if name.startswith("access-control")]
 
 
-def test_a_session_needs_a_browser_that_says_where_it_is(dsn: str, opened: Callable[..., FastAPI]) -> None:
-    client = signed_in(opened(), add_token(dsn, "operator"))
-    assert client.post("/api/v1/test/change").status_code == 403
-    assert client.post("/api/v1/test/change", headers=SAME).status_code == 200
-    assert client.post("/api/v1/test/change", headers={"Origin": "http://localhost"}).status_code == 200
-    for headers in FOREIGN:
-        assert client.post("/api/v1/test/change", headers=headers).status_code == 403
-
-
-def test_nobody_is_signed_in_or_out_by_another_site(dsn: str, opened: Callable[..., FastAPI]) -> None:
-    app, token = opened(), add_token(dsn, "operator")
-    for headers in FOREIGN:
-        answer = visiting(app).post("/login", data={"secret": token}, headers=headers)
-        assert answer.status_code == 403
-        assert "set-cookie" not in answer.headers
+def test_session_is_accepted_from_pages_of_this_site_only(dsn: str, open_console: OpenConsole) -> None:
+    app, token = open_console(), add_token(dsn, "operator")
     client = signed_in(app, token)
-    assert client.post("/logout", headers=FOREIGN[0]).status_code == 403
-    assert client.get("/test/look").status_code == 200
-
-
-def test_who_sends_a_token_is_no_page_of_another_site(dsn: str, opened: Callable[..., FastAPI]) -> None:
-    client = visiting(opened(), Authorization=f"Bearer {add_token(dsn, 'operator')}")
+    assert post(client) == 403, "a browser says where a request comes from"
+    assert post(client, SAME) == 200
+    assert post(client, {"Origin": "http://localhost"}) == 200
     for headers in FOREIGN:
-        assert client.post("/api/v1/test/change", headers=headers).status_code == 200
-
-
-def test_a_browser_that_remembers_a_password_is_held_to_its_site(
-    dsn: str, opened: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bartleby import hashing
-
-    with Client(dsn) as client:
-        kept = hashing.slow_digest("secret")
-        client.add_token("password", "ann", kept, "operator", actor="a test", reason="testing")
-    visitor = visiting(opened())
-    auth = ("ann", "secret")
-    assert visitor.post("/api/v1/test/change", auth=auth, headers=FOREIGN[0]).status_code == 403
-    assert visitor.post("/api/v1/test/change", auth=auth, headers=SAME).status_code == 200
-    assert visitor.post("/api/v1/test/change", auth=auth).status_code == 200
-
-
-def test_behind_a_proxy_with_another_name_and_a_prefix(dsn: str, opened: Callable[..., FastAPI]) -> None:
-    proxy = ProxySettings(("10.0.0.0/8",), user_header=None)
-    app = opened(prefix="/ops", proxy=proxy, origins=("https://other.example",))
-    session = signed_in(app, add_token(dsn, "operator"), address="10.0.0.1", host="console:8467").cookies[COOKIE]
-    client = visiting(app, address="10.0.0.1", host="console:8467", Cookie=f"{COOKIE}={session}")
-    said = {"X-Forwarded-Host": "ops.example", "X-Forwarded-Proto": "https"}
-    # an old browser says only the origin of the page, and the proxy says what it is called
-    for path in ("/api/v1/test/change", "/ops/api/v1/test/change"):
-        assert client.post(path, headers={**said, "Origin": "https://ops.example"}).status_code == 200
-        assert client.post(path, headers={"Origin": "https://other.example"}).status_code == 200
-        assert client.post(path, headers={**said, **SAME, "Origin": "https://ops.example"}).status_code == 200
-        for foreign in FOREIGN:
-            assert client.post(path, headers={**said, **foreign}).status_code == 403
-    # somebody else who says so is not believed
-    stranger = visiting(app, address="192.0.2.1", host="console:8467")
-    answer = stranger.post("/login", data={"secret": "x"}, headers={**said, "Origin": "https://ops.example"})
-    assert answer.status_code == 403
-
-
-def test_nothing_is_changed_by_looking(dsn: str, opened: Callable[..., FastAPI]) -> None:
-    client = signed_in(opened(), add_token(dsn, "operator"))
+        assert post(client, headers) == 403, headers
+        answer = visiting(app).post("/login", data={"secret": token}, headers=headers)
+        assert (answer.status_code, "set-cookie" in answer.headers) == (403, False), headers
+        assert post(visiting(app, Authorization=f"Bearer {token}"), headers) == 200, "a token is not sent by browsers"
+    assert post(client, FOREIGN[0], "/logout") == 403
     assert client.get("/logout").status_code in {404, 405}
-    assert client.get("/api/v1/test/change").status_code == 405
-    assert client.get("/test/look").status_code == 200
+    assert client.get(LOOK).status_code == 200
+    with Client(dsn) as database:
+        kept = hashing.slow_digest("secret")
+        database.add_token("password", "ann", kept, "operator", actor="a test", reason="testing")
+    visitor, auth = visiting(app), ("ann", "secret")  # a browser sends a password that it remembers
+    assert post(visitor, FOREIGN[0], auth=auth) == 403
+    assert post(visitor, SAME, auth=auth) == 200
+    assert post(visitor, auth=auth) == 200
 
 
-def test_a_body_has_a_limit(opened: Callable[..., FastAPI]) -> None:
-    visitor = visiting(opened(authenticate=False, largest_body=1000))
-    assert visitor.post("/api/v1/test/change", content=b"x" * 1000).json() == 1000
-    declared = visitor.post("/api/v1/test/change", content=b"x" * 1001)
-    assert declared.status_code == 413
-    assert declared.headers["content-type"] == "application/problem+json"
+def test_origin_is_compared_with_the_name_that_the_proxy_reports(dsn: str, open_console: OpenConsole) -> None:
+    proxy = ProxySettings(("10.0.0.0/8",), user_header=None)
+    app = open_console(prefix="/ops", proxy=proxy, origins=("https://other.example",))
+    at: dict[str, str] = {"address": "10.0.0.1", "host": "console:8467"}
+    session = signed_in(app, add_token(dsn, "operator"), **at).cookies[COOKIE]
+    client = visiting(app, **at, Cookie=f"{COOKIE}={session}")
+    proxied = {"X-Forwarded-Host": "ops.example", "X-Forwarded-Proto": "https"}
+    for path in (CHANGE, f"/ops{CHANGE}"):
+        assert post(client, {**proxied, "Origin": "https://ops.example"}, path) == 200
+        assert post(client, {"Origin": "https://other.example"}, path) == 200
+        assert post(client, {**proxied, **SAME, "Origin": "https://ops.example"}, path) == 200
+        for foreign in FOREIGN:
+            assert post(client, {**proxied, **foreign}, path) == 403, foreign
+    stranger = visiting(app, address="192.0.2.1", host="console:8467")
+    assert post(stranger, {**proxied, "Origin": "https://ops.example"}, "/login", data={"secret": "x"}) == 403
+
+
+def test_request_body_has_a_limit(open_console: OpenConsole) -> None:
+    visitor = visiting(open_console(authenticate=False, largest_body=1000))
+    assert visitor.post(CHANGE, content=b"x" * 1000).json() == 1000
+    declared = visitor.post(CHANGE, content=b"x" * 1001)
+    assert (declared.status_code, declared.headers["content-type"]) == (413, "application/problem+json")
 
     def parts() -> Iterator[bytes]:
         for _ in range(11):
             yield b"x" * 100
 
-    streamed = visitor.post("/api/v1/test/change", content=parts())
-    assert streamed.status_code == 413
+    assert visitor.post(CHANGE, content=parts()).status_code == 413
+    for length in ("9" * 5000, "-1", "x", "9" * 19):
+        answer = visitor.get("/api/v1/queues", headers={"Content-Length": length})
+        assert answer.json()["type"] == "urn:bartleby:content-too-large", length
 
 
-def test_changes_have_a_limit_for_each_principal(dsn: str, opened: Callable[..., FastAPI]) -> None:
-    app = opened(writes_per_minute=0.6)  # one, and the next one a minute and a half later
-    ann, bob = (visiting(app, Authorization=f"Bearer {add_token(dsn, 'operator', name=each)}") for each in ("a", "b"))
-    assert ann.post("/api/v1/test/change").status_code == 200
-    refused = ann.post("/api/v1/test/change")
-    assert refused.status_code == 429
-    assert refused.json()["type"] == "urn:bartleby:too-many-requests"
-    assert int(refused.headers["retry-after"]) >= 1
-    assert bob.post("/api/v1/test/change").status_code == 200
-    assert all(ann.get("/test/look").status_code == 200 for _ in range(10)), "looking is free"
+def test_token_in_an_address_is_refused(dsn: str, open_console: OpenConsole) -> None:
+    visitor, token = visiting(open_console()), add_token(dsn, "admin")
+    for place in ("?token={}", "?filter=x&access_token={}", "?next=%2F%3Ftoken%3D{}"):
+        for path in ("/api/v1/none", "/login", LOOK):
+            answer = visitor.get(path + place.format(token))
+            assert answer.status_code == 400, path
+            assert token not in answer.text
+            assert "revoke" in answer.text
+    assert visitor.get("/login?next=/x%3Ffilter%3Dbly_").status_code == 200
 
 
-def test_what_an_agent_looks_at_in_vain_counts_like_a_change(dsn: str, opened: Callable[..., FastAPI]) -> None:
-    # each is a line of the audit
-    app = opened(writes_per_minute=0.6)
-    agent, reader = (
-        visiting(app, Authorization=f"Bearer {add_token(dsn, each, ['orders'])}") for each in ("agent", "reader")
-    )
-    guess = "/api/v1/dead-letters?filter=payload.password:x"
-    assert all(agent.get("/test/look").status_code == 200 for _ in range(10)), "looking is free"
-    assert [agent.get(guess).status_code for _ in range(2)] == [403, 429]
-    assert agent.get("/test/look").status_code == 429
-    assert {reader.get(guess).status_code for _ in range(3)} == {403}
-    with Client(dsn) as client:
-        assert {each.actor for each in client.audit_log(action="access.refuse")} == {"agent:agent"}
+def test_console_is_mounted_in_another_application(dsn: str) -> None:
+    inner = with_test_routes(console(dsn))
 
-
-def test_a_bucket_fills_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("bartleby.surfaces.limits.time.monotonic", lambda: now[0])
-    buckets = Buckets(per_minute=60, burst=3)
-    assert [buckets.take("a") for _ in range(3)] == [0, 0, 0]
-    assert buckets.take("a") == pytest.approx(1)
-    assert buckets.wait("a") == pytest.approx(1)
-    assert buckets.take("b") == 0
-    now[0] += 1
-    assert buckets.wait("a") == 0
-    assert buckets.take("a") == 0
-    assert buckets.take("a") > 0
-    now[0] += 3600
-    assert [buckets.take("a") for _ in range(3)] == [0, 0, 0]
-    assert buckets.take("a") > 0
-
-
-def test_buckets_forget_whoever_came_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bartleby.surfaces.limits._MOST_KEYS", 10)
-    buckets = Buckets(per_minute=1, burst=1)
-    for each in range(1000):
-        assert buckets.take(each) == 0
-    assert len(buckets._levels) == 10
-
-
-def test_whoever_asks_too_much_at_once_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bartleby.surfaces.limits._MOST_WAITING", 2)
-
-    async def main() -> None:
-        turns, over, held = Turns(4), asyncio.Event(), list[str]()
-
-        async def work(name: str) -> None:
-            async with turns.held(name):
-                held.append(name)
-                await over.wait()
-
-        working = [asyncio.create_task(work("a")) for _ in range(5)]
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert held == ["a"] * 3, "three quarters"
-        with pytest.raises(HTTPException) as refused:
-            await work("a")
-        assert refused.value.status_code == 429
-        working.append(asyncio.create_task(work("b")))
-        await asyncio.sleep(0)
-        assert held == ["a", "a", "a", "b"]
-        working[0].cancel()  # whoever goes away lets the next one in
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert len(held) == 5
-        monkeypatch.setattr("bartleby.surfaces.limits._PATIENCE", 0.01)
-        with pytest.raises(HTTPException):
-            await work("a")
-        over.set()
-        await asyncio.gather(*working[1:])
-        assert not turns._queues, "nobody is remembered"
-
-    asyncio.run(main())
-
-
-def asked(path: str, token: str = "") -> dict[str, Any]:
-    """What a server tells an application of a GET."""
-    return {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "GET",
-        "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
-        "headers": [(b"host", b"localhost"), *([(b"authorization", f"Bearer {token}".encode())] if token else [])],
-        "client": LOCAL, "server": ("localhost", 80),
-    }  # fmt: skip
-
-
-async def nothing_more() -> Any:
-    """What a server tells an application after that."""
-    await asyncio.Event().wait()
-
-
-@asynccontextmanager
-async def over_asgi(app: FastAPI, token: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Somebody who asks many things at once, in one event loop with all others."""
-    transport = httpx.ASGITransport(app, client=LOCAL)
-    headers = {"Authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
-        yield client
-
-
-def test_one_who_searches_slowly_does_not_keep_others_from_looking(
-    dsn: str, guarded: FastAPI, conn: psycopg.Connection[Any]
-) -> None:
-    operator, admin = add_token(dsn, "operator"), add_token(dsn, "admin")
-    reveal = "/api/v1/dead-letters/1/reveal"
-    waiting = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-
-    async def main() -> set[int]:
-        async with over_asgi(guarded, operator) as many, over_asgi(guarded, admin) as one:
-            with psycopg.connect(dsn) as locking:
-                locking.execute("lock table bartleby.dead_letter")
-                searches = [asyncio.create_task(many.get("/api/v1/dead-letters")) for _ in range(45)]
-                searches += [asyncio.create_task(many.post(reveal, json={"reason": "x"})) for _ in range(10)]
-                while conn.execute(waiting).rowcount < 8:  # noqa: ASYNC110 - nobody tells
-                    await asyncio.sleep(0.01)
-                assert [(await one.get("/api/v1/workers")).status_code for _ in range(3)] == [200] * 3
-                assert conn.execute(waiting).rowcount <= 8, "of ten connections that look"
-            return {(await each).status_code for each in searches}
-
-    assert asyncio.run(main()) <= {200, 404, 504}, "a search may take as long as it may take, and nothing worse"
-
-
-def test_whoever_reads_slowly_keeps_nobody_waiting_and_waits_for_each_part(
-    dsn: str, opened: Callable[..., FastAPI]
-) -> None:
-    app, token = opened(readers=1), add_token(dsn, "reader")
-    began, read, holding, held = (asyncio.Event() for _ in range(4))
-    done: list[str] = []
-
-    async def parts() -> AsyncIterator[str]:
-        for each in ("first part", "second part"):
-            done.append(each)
-            yield each
-
-    async def hold() -> None:
-        holding.set()
-        await held.wait()
-        done.append("held")
-
-    async def send(message: Any) -> None:
-        if message.get("body") == b"first part":
-            began.set()
-            await read.wait()
-
-    async def main() -> None:
-        export = asyncio.create_task(app(asked("/test/export", token), nothing_more, send))
-        await began.wait()
-        async with over_asgi(app, token) as client:
-            assert (await client.get("/test/look")).status_code == 200
-            waiting = asyncio.create_task(client.get("/test/hold"))
-            await holding.wait()
-            read.set()
-            assert (await client.get("/login")).status_code == 200, "all that could go on has gone on"
-            held.set()
-            await asyncio.gather(waiting, export)
-
-    app.add_api_route("/test/export", lambda: StreamingResponse(parts()), methods=["GET"])
-    app.add_api_route("/test/hold", hold, methods=["GET"])
-    asyncio.run(main())
-    assert done == ["first part", "held", "second part"]
-
-
-def test_whoever_sends_slowly_keeps_nobody_waiting(dsn: str, opened: Callable[..., FastAPI]) -> None:
-    app, token = opened(operators=1), add_token(dsn, "operator")
-    began, rest = asyncio.Event(), asyncio.Event()
-    answered: list[bytes] = []
-
-    async def receive() -> Any:
-        if not began.is_set():
-            began.set()
-            return {"type": "http.request", "body": b"first part, ", "more_body": True}
-        await rest.wait()
-        return {"type": "http.request", "body": b"second part"}
-
-    async def send(message: Any) -> None:
-        answered.append(message.get("body", b""))
-
-    async def main() -> None:
-        slow = asyncio.create_task(app(asked("/test/change", token) | {"method": "POST"}, receive, send))
-        await began.wait()
-        async with over_asgi(app, token) as client, asyncio.timeout(20):
-            assert (await client.post("/test/change", content=b"x")).json() == 1
-        assert not answered
-        rest.set()
-        await slow
-
-    asyncio.run(main())
-    assert b"".join(answered) == b"23"
-
-
-def test_streams_are_counted() -> None:
-    streams = Streams(4)
-    with streams.held("a"), streams.held("a"):
-        assert streams.open == 2
-        with pytest.raises(HTTPException) as refused, streams.held("a"):
-            pass
-        assert refused.value.status_code == 429
-        with streams.held("b"), streams.held("c"):
-            assert streams.open == 4
-            with pytest.raises(HTTPException), streams.held("d"):
-                pass
-    assert streams.open == 0
-
-
-def test_a_stream_that_nobody_waited_for_is_not_counted_for_ever(site: FastAPI) -> None:
-    async def gone() -> dict[str, object]:
-        return {"type": "http.disconnect"}
-
-    async def sent(_: object) -> None:
-        pass
-
-    async def ask() -> None:
-        for _ in range(3):
-            await site(asked("/live"), gone, sent)
-
-    asyncio.run(ask())
-    assert site.state.house.streams.open == 0
-
-
-@pytest.mark.parametrize("length", ["9" * 5000, "-1", "x", "9" * 19])
-def test_a_length_that_is_none_is_too_large(browser: TestClient, length: str) -> None:
-    answer = browser.get("/api/v1/queues", headers={"Content-Length": length})
-    assert answer.json()["type"] == "urn:bartleby:content-too-large"
-
-
-@pytest.mark.parametrize("place", ["?token={}", "?filter=x&access_token={}", "?next=%2F%3Ftoken%3D{}"])
-def test_a_token_in_an_address_is_refused(opened: Callable[..., FastAPI], place: str) -> None:
-    token = new_token()
-    for path in ("/api/v1/none", "/login"):
-        answer = visiting(opened()).get(path + place.format(token))
-        assert answer.status_code == 400
-        assert token not in answer.text
-        assert "revoke" in answer.text
-    assert visiting(opened()).get("/login?next=/x%3Ffilter%3Dbly_").status_code == 200
-
-
-def test_a_token_in_an_address_opens_nothing(dsn: str, opened: Callable[..., FastAPI]) -> None:
-    token = add_token(dsn, "admin")
-    assert visiting(opened()).get(f"/api/v1/test/look?token={token}").status_code == 400
-
-
-def test_it_is_mounted_in_another_application(dsn: str) -> None:
-    inner = with_routes(console(dsn))
-
-    async def own(request: AnyRequest) -> PlainTextResponse:
+    async def own(request: Request) -> PlainTextResponse:
         return PlainTextResponse(str(hasattr(request.state, "principal")))
 
     outer = Starlette(routes=[Mount("/bartleby", app=inner), Route("/", own)])
-    token = add_token(dsn, "operator")
     client = TestClient(outer, base_url="http://localhost", follow_redirects=False)
+    form = {"secret": add_token(dsn, "operator"), "next": "/bartleby/test/look"}
     try:
         assert client.get("/").text == "False"
         assert "content-security-policy" not in client.get("/").headers
         assert client.get("/bartleby/api/v1/health").json()["status"] == "ok"
         answer = client.get("/bartleby/test/look?x=1")
         assert answer.headers["location"] == "/bartleby/login?next=%2Fbartleby%2Ftest%2Flook%3Fx%3D1"
-        signed = client.post("/bartleby/login", data={"secret": token, "next": "/bartleby/test/look"}, headers=SAME)
+        signed = client.post("/bartleby/login", data=form, headers=SAME)
         assert signed.headers["location"] == "/bartleby/test/look"
         assert "path=/bartleby;" in signed.headers["set-cookie"].lower()
         assert client.get("/bartleby/test/look").json() == {"seen": True}
@@ -539,17 +232,10 @@ def test_it_is_mounted_in_another_application(dsn: str) -> None:
         inner.state.house.close()
 
 
-def test_a_prefix_is_a_whole_part_of_the_path(opened: Callable[..., FastAPI]) -> None:
-    app = opened(authenticate=False, prefix="/ops")
-    visitor = visiting(app)
-    assert visitor.get("/ops/test/look").json() == {"seen": True}
-    assert visitor.get("/test/look").json() == {"seen": True}
-    assert visitor.get("/opsx/test/look").status_code == 404
-    assert visitor.get("/ops/ops/test/look").status_code == 404
-
-
-def test_nothing_but_http_is_spoken(opened: Callable[..., FastAPI]) -> None:
-    app = opened(authenticate=False)
+def test_prefix_is_a_whole_part_of_the_path_and_only_http_is_spoken(open_console: OpenConsole) -> None:
+    app = open_console(authenticate=False, prefix="/ops")
+    for path, status in (("/ops/test/look", 200), (LOOK, 200), ("/opsx/test/look", 404), ("/ops/ops/test/look", 404)):
+        assert visiting(app).get(path).status_code == status, path
 
     @app.websocket("/test/socket")
     async def talk(socket: WebSocket) -> None:
@@ -557,3 +243,14 @@ def test_nothing_but_http_is_spoken(opened: Callable[..., FastAPI]) -> None:
 
     with pytest.raises(WebSocketDisconnect), visiting(app).websocket_connect("/test/socket"):
         pass
+
+
+def test_form_of_another_site_discards_nothing(site: FastAPI, client: Client) -> None:
+    (letter,) = bury(client, [{"n": 1}])
+    for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}):
+        assert (
+            visiting(site).post(f"/letters/{letter}/discard", data={"reason": "x"}, headers=headers).status_code == 403
+        )
+    found = client.dead_letter(letter)
+    assert found is not None
+    assert found.status == "dead"

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests.kit.browser import Look, Site, is_live
 from tests.kit.shop import bury
 from tests.nightly.browser.test_reading import violations
-from tests.web.test_pages_search import look_at_two
+from tests.kit.api import shorten_searches
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_search_that_takes_long_fills_its_page_by_itself(
         [rare],
     )
     conn.commit()
-    look_at_two(conn)
+    shorten_searches(conn)
     page = look.at("about:blank")
     page.route(re.compile("have="), lambda route: route.abort())
     page.goto(f"{site.url}/letters?filter=error:rare")

@@ -1,0 +1,240 @@
+"""Limits: changes per minute, turns of callers, streams, and slow callers that must not delay others."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.responses import StreamingResponse
+
+from bartleby import Client
+from bartleby.surfaces.limits import Buckets, Streams, Turns
+from tests.web.conftest import CHANGE, LOCAL, LOOK, OpenConsole, add_token, visiting
+
+
+def test_changes_are_limited_for_each_principal(dsn: str, open_console: OpenConsole) -> None:
+    app = open_console(writes_per_minute=0.001)
+    ann, bob = (visiting(app, Authorization=f"Bearer {add_token(dsn, 'operator', name=each)}") for each in ("a", "b"))
+    assert ann.post(CHANGE).status_code == 200
+    refused = ann.post(CHANGE)
+    assert (refused.status_code, refused.json()["type"]) == (429, "urn:bartleby:too-many-requests")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert bob.post(CHANGE).status_code == 200
+    assert all(ann.get(LOOK).status_code == 200 for _ in range(10)), "reading is not limited"
+
+
+def test_refused_read_of_an_agent_counts_like_a_change(dsn: str, open_console: OpenConsole) -> None:
+    app = open_console(writes_per_minute=0.001)  # each such refusal is an entry of the audit log
+    agent, reader = (
+        visiting(app, Authorization=f"Bearer {add_token(dsn, each, ['orders'])}") for each in ("agent", "reader")
+    )
+    guess = "/api/v1/dead-letters?filter=payload.password:x"
+    assert all(agent.get(LOOK).status_code == 200 for _ in range(10))
+    assert [agent.get(guess).status_code for _ in range(2)] == [403, 429]
+    assert agent.get(LOOK).status_code == 429
+    assert {reader.get(guess).status_code for _ in range(3)} == {403}
+    with Client(dsn) as client:
+        assert {each.actor for each in client.audit_log(action="access.refuse")} == {"agent:agent"}
+
+
+def test_bucket_refills_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("bartleby.surfaces.limits.time.monotonic", lambda: now[0])
+    buckets = Buckets(per_minute=60, burst=3)
+    assert [buckets.take("a") for _ in range(3)] == [0, 0, 0]
+    assert buckets.take("a") == pytest.approx(1)
+    assert buckets.wait("a") == pytest.approx(1)
+    assert buckets.take("b") == 0
+    now[0] += 1
+    assert buckets.wait("a") == 0
+    assert buckets.take("a") == 0
+    assert buckets.take("a") > 0
+    now[0] += 3600
+    assert [buckets.take("a") for _ in range(3)] == [0, 0, 0]
+    assert buckets.take("a") > 0
+    monkeypatch.setattr("bartleby.surfaces.limits._MOST_KEYS", 10)
+    buckets = Buckets(per_minute=1, burst=1)
+    assert {buckets.take(each) for each in range(1000)} == {0}
+    assert len(buckets._levels) == 10
+
+
+def test_caller_with_too_many_requests_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bartleby.surfaces.limits._MOST_WAITING", 2)
+
+    async def main() -> None:
+        turns, over, held = Turns(4), asyncio.Event(), list[str]()
+
+        async def work(name: str) -> None:
+            async with turns.held(name):
+                held.append(name)
+                await over.wait()
+
+        working = [asyncio.create_task(work("a")) for _ in range(5)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert held == ["a"] * 3, "three quarters"
+        with pytest.raises(HTTPException) as refused:
+            await work("a")
+        assert refused.value.status_code == 429
+        working.append(asyncio.create_task(work("b")))
+        await asyncio.sleep(0)
+        assert held == ["a", "a", "a", "b"]
+        working[0].cancel()  # a caller that leaves lets the next one in
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(held) == 5
+        monkeypatch.setattr("bartleby.surfaces.limits._PATIENCE", 0.01)
+        with pytest.raises(HTTPException):
+            await work("a")
+        over.set()
+        await asyncio.gather(*working[1:])
+        assert not turns._queues, "no caller is remembered"
+
+    asyncio.run(main())
+
+
+def test_streams_are_counted_and_limited(dsn: str, site: FastAPI, open_console: OpenConsole) -> None:
+    streams = Streams(4)
+    with streams.held("a"), streams.held("a"):
+        assert streams.open == 2
+        with pytest.raises(HTTPException) as refused, streams.held("a"):
+            pass
+        assert refused.value.status_code == 429
+        with streams.held("b"), streams.held("c"):
+            assert streams.open == 4
+            with pytest.raises(HTTPException), streams.held("d"):
+                pass
+    assert streams.open == 0
+    app = open_console(streams=2)
+    reader = visiting(app, Authorization=f"Bearer {add_token(dsn, 'reader')}")
+    with app.state.house.streams.held("reader"):
+        answer = reader.get("/live")
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "30")
+
+    async def gone() -> dict[str, object]:
+        return {"type": "http.disconnect"}
+
+    async def sent(_: object) -> None:
+        pass
+
+    async def ask() -> None:
+        for _ in range(3):
+            await site(scope("/live"), gone, sent)
+
+    asyncio.run(ask())
+    assert site.state.house.streams.open == 0, "the callers had already left"
+
+
+def scope(path: str, token: str = "") -> dict[str, Any]:
+    """Return the ASGI scope of a GET."""
+    return {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "GET",
+        "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+        "headers": [(b"host", b"localhost"), *([(b"authorization", f"Bearer {token}".encode())] if token else [])],
+        "client": LOCAL, "server": ("localhost", 80),
+    }  # fmt: skip
+
+
+@asynccontextmanager
+async def over_asgi(app: FastAPI, token: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a caller that can have many requests open, in one event loop with all others."""
+    transport = httpx.ASGITransport(app, client=LOCAL)
+    headers = {"Authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
+        yield client
+
+
+def test_slow_searches_of_one_caller_leave_connections_to_others(
+    dsn: str, guarded: FastAPI, conn: psycopg.Connection[Any]
+) -> None:
+    operator, admin = add_token(dsn, "operator"), add_token(dsn, "admin")
+    reveal = "/api/v1/dead-letters/1/reveal"
+    waiting = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+    async def main() -> set[int]:
+        async with over_asgi(guarded, operator) as many, over_asgi(guarded, admin) as one:
+            with psycopg.connect(dsn) as locking:
+                locking.execute("lock table bartleby.dead_letter")
+                searches = [asyncio.create_task(many.get("/api/v1/dead-letters")) for _ in range(45)]
+                searches += [asyncio.create_task(many.post(reveal, json={"reason": "x"})) for _ in range(10)]
+                while conn.execute(waiting).rowcount < 8:  # noqa: ASYNC110 - no event reports it
+                    await asyncio.sleep(0.01)
+                assert [(await one.get("/api/v1/workers")).status_code for _ in range(3)] == [200] * 3
+                assert conn.execute(waiting).rowcount <= 8, "of ten connections that read"
+            return {(await each).status_code for each in searches}
+
+    assert asyncio.run(main()) <= {200, 404, 504}
+
+
+def test_caller_that_reads_slowly_holds_no_turn_between_parts(dsn: str, open_console: OpenConsole) -> None:
+    app, token = open_console(readers=1), add_token(dsn, "reader")
+    began, read, holding, held = (asyncio.Event() for _ in range(4))
+    done: list[str] = []
+
+    async def parts() -> AsyncIterator[str]:
+        for each in ("first part", "second part"):
+            done.append(each)
+            yield each
+
+    async def hold() -> None:
+        holding.set()
+        await held.wait()
+        done.append("held")
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message.get("body") == b"first part":
+            began.set()
+            await read.wait()
+
+    async def main() -> None:
+        export = asyncio.create_task(app(scope("/test/export", token), receive, send))
+        await began.wait()
+        async with over_asgi(app, token) as client:
+            assert (await client.get(LOOK)).status_code == 200
+            waiting = asyncio.create_task(client.get("/test/hold"))
+            await holding.wait()
+            read.set()
+            assert (await client.get("/login")).status_code == 200, "all that could go on has gone on"
+            held.set()
+            await asyncio.gather(waiting, export)
+
+    app.add_api_route("/test/export", lambda: StreamingResponse(parts()), methods=["GET"])
+    app.add_api_route("/test/hold", hold, methods=["GET"])
+    asyncio.run(main())
+    assert done == ["first part", "held", "second part"]
+
+
+def test_caller_that_sends_slowly_delays_no_other(dsn: str, open_console: OpenConsole) -> None:
+    app, token = open_console(operators=1), add_token(dsn, "operator")
+    began, rest = asyncio.Event(), asyncio.Event()
+    answered: list[bytes] = []
+
+    async def receive() -> Any:
+        if not began.is_set():
+            began.set()
+            return {"type": "http.request", "body": b"first part, ", "more_body": True}
+        await rest.wait()
+        return {"type": "http.request", "body": b"second part"}
+
+    async def send(message: Any) -> None:
+        answered.append(message.get("body", b""))
+
+    async def main() -> None:
+        slow = asyncio.create_task(app(scope(CHANGE, token) | {"method": "POST"}, receive, send))
+        await began.wait()
+        async with over_asgi(app, token) as client, asyncio.timeout(60):
+            assert (await client.post(CHANGE, content=b"x")).json() == 1
+        assert not answered
+        rest.set()
+        await slow
+
+    asyncio.run(main())
+    assert b"".join(answered) == b"23"

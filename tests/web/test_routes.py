@@ -1,0 +1,394 @@
+"""Walks over every route of the application: who may use it, no secret, no markup, nothing changed by looking.
+
+Routes are found in the application itself. A route of the API that is not in TABLE fails the first test.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from bartleby import Client, Failure
+from bartleby.surfaces.web import console
+from tests.kit.api import API, REASON, SECRET, all_routes, body_of, fill_queue
+from tests.kit.burying import bury
+from tests.web.conftest import SAME, ClientAs, visiting
+
+ROLES = ("reader", "agent", "operator", "admin")
+READ, PROPOSE, OPERATE, ADMIN = ROLES
+HASH = {"hash": "0" * 64}
+IDS = {"ids": [1]}
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The least role that may use a route, its body beside a reason, and whether it is about all queues."""
+
+    least: str
+    body: Mapping[str, object] | None = None
+    everywhere: bool = False
+
+
+TABLE = {
+    "GET /dead-letters": Row(READ),
+    "GET /dead-letters/count": Row(READ),
+    "GET /dead-letters/export": Row(READ),
+    "GET /dead-letters/{message_id}": Row(READ),
+    "GET /dead-letters/{message_id}/attempts": Row(READ),
+    "POST /dead-letters/{message_id}/reveal": Row(OPERATE, {}),
+    "POST /dead-letters/discard": Row(OPERATE, IDS),
+    "POST /dead-letters/restore": Row(OPERATE, IDS),
+    "POST /dead-letters/hold": Row(OPERATE, IDS),
+    "POST /dead-letters/release": Row(OPERATE, IDS),
+    "POST /dead-letters/replay": Row(OPERATE, IDS),
+    "GET /groups": Row(READ),
+    "GET /groups/{group_id}": Row(READ),
+    "GET /groups/{group_id}/portrait": Row(READ),
+    "GET /groups/{group_id}/shared-values": Row(READ),
+    "GET /groups/{group_id}/versions": Row(READ),
+    "GET /groups/{group_id}/replays": Row(READ),
+    "POST /groups/{group_id}/acknowledge": Row(OPERATE, {}),
+    "POST /groups/{group_id}/mute": Row(OPERATE, {"until": "2099-01-01T00:00:00Z"}),
+    "POST /groups/{group_id}/resolve": Row(OPERATE, {}),
+    "POST /groups/{group_id}/reopen": Row(OPERATE, {}),
+    "POST /groups/{group_id}/split": Row(OPERATE, {"path": "payload.n", "value": 1}),
+    "POST /groups/merge": Row(OPERATE, {"groups": [1], "into": 2}),
+    "GET /group-rules": Row(READ),
+    "DELETE /group-rules/{rule_id}": Row(OPERATE),
+    "POST /replays": Row(PROPOSE, IDS),
+    "GET /replays": Row(READ),
+    "GET /replays/{replay_id}": Row(READ),
+    "GET /replays/{replay_id}/preview": Row(READ),
+    "GET /replays/{replay_id}/items": Row(READ),
+    "GET /replays/{replay_id}/changes": Row(READ),
+    "POST /replays/{replay_id}/start": Row(OPERATE, HASH),
+    "POST /replays/{replay_id}/pause": Row(OPERATE, {}),
+    "POST /replays/{replay_id}/resume": Row(OPERATE, {}),
+    "POST /replays/{replay_id}/cancel": Row(OPERATE, {}),
+    "POST /replays/{replay_id}/approve": Row(OPERATE, HASH),
+    "GET /queues": Row(READ),
+    "POST /queues": Row(ADMIN, {"name": "more"}, everywhere=True),
+    "GET /queues/{queue}": Row(READ),
+    "PATCH /queues/{queue}": Row(ADMIN, {"policy": {"max_attempts": 5}}),
+    "DELETE /queues/{queue}": Row(ADMIN, everywhere=True),
+    "POST /queues/{queue}/pause": Row(OPERATE, {}),
+    "POST /queues/{queue}/resume": Row(OPERATE, {}),
+    "POST /queues/{queue}/open-breaker": Row(OPERATE, {}),
+    "POST /queues/{queue}/close-breaker": Row(OPERATE, {}),
+    "POST /queues/{queue}/messages": Row(OPERATE, {"messages": [{"payload": 1}]}),
+    "GET /messages/{message_id}": Row(READ),
+    "GET /messages/{message_id}/story": Row(READ),
+    "GET /overview": Row(READ),
+    "GET /doctor": Row(READ, everywhere=True),
+    "GET /workers": Row(READ, everywhere=True),
+    "POST /workers/{worker}/drain": Row(OPERATE, {}, everywhere=True),
+    "GET /sinks": Row(READ, everywhere=True),
+    "GET /sinks/{sink}": Row(READ, everywhere=True),
+    "PUT /sinks/{sink}": Row(ADMIN, {"kind": "log"}, everywhere=True),
+    "DELETE /sinks/{sink}": Row(ADMIN, everywhere=True),
+    "POST /sinks/{sink}/pause": Row(OPERATE, {}, everywhere=True),
+    "POST /sinks/{sink}/resume": Row(OPERATE, {}, everywhere=True),
+    "GET /audit": Row(READ, everywhere=True),
+    "GET /audit/verify": Row(READ, everywhere=True),
+    "GET /audit/anchor": Row(READ, everywhere=True),
+    "GET /tokens": Row(ADMIN, everywhere=True),
+    "POST /tokens": Row(ADMIN, {"name": "more", "role": "reader"}, everywhere=True),
+    "DELETE /tokens/{token_id}": Row(ADMIN, everywhere=True),
+    "POST /erasures": Row(ADMIN, {"key": "nobody"}, everywhere=True),
+}
+PUBLIC = {"/api/v1/health", "/login", "/static/{version}/{name:path}"}
+UNWALKED = re.compile(r"/(static/|login|logout|live$)")
+
+
+@dataclass(frozen=True)
+class Shop:
+    """Path parameters of a queue that callers may see, and of a queue `vault` in which every text says so."""
+
+    own: dict[str, object]
+    other: dict[str, object]
+
+
+@pytest.fixture
+def shop(dsn: str) -> Shop:
+    with Client(dsn) as client:
+        made = [_stock(client, queue) for queue in ("orders", "vault")]
+        client.put_sink("bus", "log", {}, actor="ana", reason="why")
+        client.report_worker("web-1", queues=["orders", "vault"])
+        token = client.add_token("token", "x", "0" * 64, "reader", actor="ana", reason="why")
+    more = {"sink": "bus", "worker": "web-1", "token_id": token}
+    return Shop({**made[0], **more}, {**made[1], **more})
+
+
+def _stock(client: Client, queue: str) -> dict[str, object]:
+    word = "vaulted" if queue == "vault" else "fine"
+    by: dict[str, Any] = {"actor": "ana", "reason": f"{word} why"}
+    client.create_queue(queue)
+    payloads = [{"password": SECRET, "word": word, "n": each, "note": f"token={SECRET}"} for each in range(2)]
+    error = f"{word}: password={SECRET}"
+    ids = bury(client, payloads, queue=queue, error=error, key=f"{word}-1", headers={"authorization": SECRET})
+    client.tally()
+    (group,) = client.groups(queue)
+    client.split_group(group.id, "payload.password", SECRET, **by)
+    client.regroup()
+    client.tally()
+    patch = [
+        {"op": "replace", "path": "/password", "value": f"{SECRET}-2"},
+        {"op": "copy", "from": "/password", "path": "/x"},
+    ]
+    plan = client.plan_replay(f"queue:{queue} payload.password:{SECRET}", patch=patch, **by)
+    client.replay(ids[1:], **by)
+    lease = client.claim(queue, "web-1")
+    assert lease is not None
+    failure = Failure(lease.messages[0].position, "KeyError", error, f"Traceback: {error}", verdict="retry", delay=1000)
+    client.fail(lease.id, [failure])
+    rule = next(each.id for each in client.group_rules(queue))
+    found = {"message_id": ids[0], "group_id": group.id, "rule_id": rule, "replay_id": plan, "queue": queue}
+    return {**found, "alive": ids[1]}
+
+
+def use(client: TestClient, route: str, places: dict[str, object], **body: object) -> tuple[int, str]:
+    """Use a route of the API with these path parameters; return the status and the text."""
+    method, path = route.split(" ")
+    for name, value in places.items():
+        path = path.replace(f"{{{name}}}", str(value))
+    row = TABLE[route]
+    params = dict(REASON) if method == "DELETE" else {}
+    if route.endswith("/changes"):
+        params = {"message_id": str(places["message_id"])}
+    content = None if row.body is None else {**({} if "messages" in row.body else REASON), **row.body, **body}
+    answer = client.request(method, API + path, params=params, json=content)
+    return answer.status_code, answer.text
+
+
+def places(app: FastAPI, things: dict[str, object], *, api: bool) -> Iterator[tuple[str, str]]:
+    """Yield method and path of every route of the API, or of every page and form; fail on an unknown parameter."""
+    for route in all_routes(app):
+        if UNWALKED.match(route.path) or route.path.startswith(API) is not api:
+            continue
+        kind = route.path.split("/")[1]
+        name = {"sinks": "bus", "workers": "web-1"}.get(kind, things["queue"])
+        for verb in ("pause", "resume") if "{verb}" in route.path else ("",):
+            path = route.path.format(**{**things, "rule": things["rule_id"], "name": name, "verb": verb})
+            yield from ((method, path) for method in route.methods or ())
+
+
+def filled(path: str, known: dict[str, Any]) -> str:
+    """Return the path of a route with its parameters; 1 where none is known."""
+    return re.sub(r"\{(\w+)(:\w+)?\}", lambda found: str(known.get(found[1], 1)), path)
+
+
+def test_every_route_of_the_api_is_in_the_table_and_in_the_reference() -> None:
+    app = console("postgresql://nowhere/")
+    found = {f"{method} {route.path}" for route in all_routes(app) for method in route.methods or ()}
+    app.state.house.close()
+    api = {each.replace(API, "", 1) for each in found if f" {API}/" in each}
+    assert api - {"GET /health", "GET /openapi.json", "HEAD /openapi.json"} == set(TABLE)
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "http.md").read_text()
+    described = dict(re.findall(r"^\| `([A-Z]+ /\S+)` \| ([^|]+) \|", text, re.MULTILINE))
+    expected = {route: f"{row.least}{', **all**' if row.everywhere else ''}" for route, row in TABLE.items()}
+    assert described == {**expected, "GET /health": "everybody"}
+
+
+def test_anonymous_caller_is_refused_on_every_route(guarded: FastAPI) -> None:
+    visitor = visiting(guarded)
+    found = {(method, route.path) for route in all_routes(guarded) for method in route.methods or ()}
+    assert {("POST", "/logout"), ("GET", f"{API}/openapi.json"), ("GET", "/login")} <= found
+    for method, path in sorted(found | {("HEAD", path) for method, path in found if method == "GET"}):
+        if path in PUBLIC:
+            continue
+        answer = visitor.request(method, filled(path, {}))
+        if path.startswith("/api/") or path in {"/metrics", "/live"}:
+            assert answer.status_code == 401, (method, path)
+        else:
+            assert answer.headers.get("location", "").startswith("/login"), (method, path, answer.status_code)
+    assert visitor.head(f"{API}/health").status_code == 200
+    assert visitor.post(f"{API}/health").status_code == 401
+    for path in (
+        "/api/v1/health/", "/api/v1/health/../queues", "/api/v1/healthy", "//api/v1/health", "/login/", "/x/login",
+        "/static", "/api/v1/queues/static/", "/api/v1/queues?/api/v1/health", "/api/v1/health%2f", "/API/V1/HEALTH",
+    ):  # fmt: skip
+        assert visitor.get(path).status_code in {303, 401}, path
+
+
+def test_each_role_may_use_exactly_the_routes_of_the_table(client_as: ClientAs, shop: Shop, dsn: str) -> None:
+    routes = sorted(TABLE, key=lambda each: each.startswith("DELETE"))
+    with Client(dsn) as owner:
+        for role in ROLES:
+            client, may = client_as(role), ROLES[: ROLES.index(role) + 1]
+            before = len(owner.audit_log(limit=1000))
+            for route in routes:
+                status, text = use(client, route, shop.own)
+                allowed = TABLE[route].least in may
+                assert (role, route, status == 403, status < 500) == (role, route, not allowed, True), text
+            if role == "reader":
+                assert len(owner.audit_log(limit=1000)) == before
+            if role == "agent":
+                refused = sum(row.least not in may for row in TABLE.values())
+                assert len(owner.audit_log(limit=1000, action="access.refuse")) == refused
+        assert client_as("reader", name="head").head(f"{API}/tokens").status_code == 403
+
+
+def test_principal_of_one_queue_reads_and_changes_nothing_of_another(client_as: ClientAs, shop: Shop, dsn: str) -> None:
+    bodies: dict[str, dict[str, object]] = {
+        "POST /groups/merge": {"groups": [shop.other["group_id"]], "into": shop.own["group_id"]},
+        "POST /erasures": {"key": "vaulted-1", "queue": "vault"},
+        "POST /tokens": {"role": "admin"},
+    }
+    filters = ("queue:vault", "vaulted", "key:vaulted-1", "status:any -queue:orders", f"id:{shop.other['message_id']}")
+    with Client(dsn) as owner:
+
+        def state() -> list[object]:
+            letter = owner.dead_letter(int(str(shop.other["message_id"])))
+            return [owner.queues(), letter, owner.replays(), owner.groups("vault")]
+
+        before = state()
+        for role in ROLES:
+            held = client_as(role, ["orders"], name=f"held {role}")
+            for route, row in TABLE.items():
+                ids = {"ids": [shop.other["message_id"]]} if row.body is IDS else {}
+                status, text = use(held, route, shop.other, **{**ids, **bodies.get(route, {})})
+                assert "vault" not in text.replace("'vault'", ""), (role, route)
+                expected = {403, 404} if "{" in route or row.body is not None else {403 if row.everywhere else 200}
+                assert status in expected, (role, route, status, text)
+            for filter in filters:
+                assert "vaulted" not in held.get(f"{API}/dead-letters", params={"filter": filter}).text, (role, filter)
+        assert state() == before
+
+
+def test_reader_is_shown_no_secret_and_no_queue_of_others(client_as: ClientAs, guarded: FastAPI, shop: Shop) -> None:
+    for queues in (None, ["orders"]):
+        reader = client_as("reader", queues, name=f"eva {queues}")
+        seen = shown = 0
+        for things in (shop.own, {**shop.own, "message_id": shop.own["alive"]}):
+            for route in TABLE:
+                if route.startswith("GET "):
+                    status, text = use(reader, route, things)
+                    assert SECRET not in text, route
+                    seen += status == 200
+        assert seen > (40 if queues is None else 30)
+        for format in ("csv", "jsonl"):
+            answer = reader.get(f"{API}/dead-letters/export?filter=status:any&format={format}")
+            assert answer.status_code == 200
+            assert "***" in answer.text
+            assert SECRET not in answer.text
+        # a page of something that is not there repeats the name it was asked for
+        for things, foreign in ((shop.own, "vault"), (shop.other, "vaulted")):
+            for method, path in places(guarded, things, api=False):
+                if method == "GET":
+                    page = reader.get(path, params={"queue": "orders"} if "history" in path else {})
+                    assert page.status_code < 500, path
+                    assert SECRET not in page.text, path
+                    assert queues is None or foreign not in page.text, path
+                    shown += page.status_code == 200
+        assert shown > 15
+
+
+def test_reader_never_reaches_the_connection_that_writes(
+    client_as: ClientAs, guarded: FastAPI, shop: Shop, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, used, refused = client_as("reader"), list[str](), 0
+    assert use(reader, "GET /queues", shop.own)[0] == 200
+    for name in ("run", "transaction", "using"):
+        monkeypatch.setattr(guarded.state.house.operator, name, lambda *_, name=name: used.append(name))
+    form = {"reason": "a test", "hash": "0" * 64, "ids": str(shop.own["message_id"]), "name": "x", "role": "admin"}
+    with Client(dsn) as owner:
+        before = owner.audit_anchor()
+        forms = [(method, path) for method, path in places(guarded, shop.own, api=False) if method != "GET"]
+        assert len(forms) > 20
+        for method, path in forms:
+            answer = reader.request(method, path, data=form, headers=SAME)
+            assert answer.status_code < 500, path
+            refused += answer.status_code == 403
+        assert refused > 10
+        reader.headers["Idempotency-Key"] = "one"
+        for route in TABLE:
+            use(reader, route, shop.own)
+        assert (used, owner.audit_anchor()) == ([], before)
+
+
+def test_get_of_an_action_changes_nothing(client_as: ClientAs, guarded: FastAPI, shop: Shop, dsn: str) -> None:
+    admin = client_as("admin")
+    found = {each for api in (True, False) for each in places(guarded, shop.own, api=api)}
+    looks = {path for method, path in found if method == "GET"}
+    with Client(dsn) as owner:
+        before = owner.audit_anchor()
+        for path in {path for method, path in found if method not in {"GET", "HEAD"}} - looks:
+            assert admin.get(path).status_code in {404, 405, 422}, path
+            assert admin.head(path).status_code in {404, 405, 422}, path
+        assert owner.audit_anchor() == before
+
+
+def test_every_page_escapes_texts_of_strangers(browser: TestClient, site: FastAPI, dsn: str) -> None:
+    with Client(dsn) as client:
+        client.create_queue("orders")
+        ids = bury(
+            client, [{"a": EVIL, EVIL: 1}, {"a": 2}], kind=EVIL, error=EVIL, key=EVIL, headers={EVIL: EVIL, "h": EVIL}
+        )
+        client.tally()
+        group = client.groups(limit=1)[0].id
+        by = {"actor": EVIL, "reason": EVIL}
+        client.acknowledge_group(group, owner=EVIL, **by)
+        client.split_group(group, "payload.a", EVIL, **by)
+        plan = client.plan_replay("queue:orders", patch=[{"op": "add", "path": "/b", "value": EVIL}], **by)
+        client.hold(ids[:1], **by)
+        client.pause_queue("orders", **by)
+        client.put_sink("bus", "log", {}, **by)
+        client.report_sink("bus", failures=1, error=EVIL)
+        client.report_worker("web-1", version=EVIL, host=EVIL, queues=["orders"])
+        token = client.add_token("token", EVIL, "0" * 64, "reader", **by)
+        rule = client.group_rules("orders")[0].id
+    things: dict[str, object] = {
+        "message_id": ids[0], "group_id": group, "rule_id": rule, "replay_id": plan, "queue": "orders",
+        "token_id": token,
+    }  # fmt: skip
+    pages = {path for method, path in places(site, things, api=False) if method == "GET"} - {"/metrics"}
+    pages |= {"/groups?by=type", "/groups?by=owner", f"/letters?show=payload.a&show=payload.{EVIL}"}
+    escaped = set()
+    for path in pages:
+        answer = browser.get(path, params={"queue": "orders"} if "history" in path else None)
+        if answer.headers["content-type"].startswith("text/html"):
+            assert "<img src=x" not in answer.text, path
+            if "&lt;img src=x" in answer.text:
+                escaped.add(path.partition("?")[0])
+    wanted = {"/", "/groups", f"/groups/{group}", "/letters", f"/letters/{ids[0]}", f"/operations/{plan}", "/audit"}
+    assert wanted | {"/operations", "/queues/orders", "/sinks", "/workers", "/tokens"} <= escaped
+
+
+def test_every_get_has_a_head_with_the_same_status_and_type(browser: TestClient, site: FastAPI, dsn: str) -> None:
+    known: dict[str, Any] = {"message_id": fill_queue(dsn)[0], "group_id": 1, "queue": "orders"}
+    compared = 0
+    for path in sorted({route.path for route in all_routes(site) if "GET" in (route.methods or ())} - {"/live"}):
+        address = filled(path, known)
+        head, whole = browser.head(address), browser.get(address)
+        assert (address, head.status_code, head.content) == (address, whole.status_code, b"")
+        assert head.headers.get("content-type") == whole.headers.get("content-type"), address
+        compared += head.is_success
+    assert compared > 25
+    assert browser.head("/live").status_code == 405, "the stream does not end"
+    assert site.state.house.streams.open == 0
+
+
+def test_documented_query_parameters_are_known_and_bounded_and_others_are_refused(
+    browser: TestClient, site: FastAPI
+) -> None:
+    bounded = 0
+    for path, methods in site.openapi()["paths"].items():
+        if path.endswith(("/health", "/metrics")):
+            continue
+        for method, described in methods.items():
+            names = [each["name"] for each in described.get("parameters", ()) if each["in"] == "query"]
+            address = filled(path, {"queue": "orders"})
+            known = browser.request(method, address, params=dict.fromkeys(names, "1"), json={}).text
+            assert "unknown parameter" not in known, address
+            other = browser.request(method, address, params={"surprise": "1"}, json={})
+            assert body_of(other, 422)["detail"] == "unknown parameter 'surprise'", address
+            if "limit" in names:
+                assert browser.get(address, params={"limit": 1_000_000}).status_code == 422, address
+                bounded += 1
+    assert bounded >= 5
