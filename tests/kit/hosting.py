@@ -1,4 +1,4 @@
-"""Applications that have the console in them, served by uvicorn, and a proxy in front: for tests of embedding."""
+"""Applications that contain the console, served by uvicorn, and a proxy in front of them."""
 
 import contextlib
 import http.client
@@ -20,6 +20,14 @@ import httpx
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "howto" / "embed-the-console.md"
 OURS = "ops.example"
+INSIDE = "/internal/bartleby"
+FOREIGN: list[dict[str, str]] = [
+    {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Origin": "https://evil.example"},
+    {"Origin": "null"},
+]
+"""Headers of requests from pages of other sites."""
 SERVE = """
 import socket, sys, uvicorn
 from importlib import import_module
@@ -69,26 +77,26 @@ User.objects.create_user("eve", password="open sesame")
 
 
 def examples() -> dict[str, str]:
-    """The examples of the page, by the names of their files."""
+    """Return the examples of the page by their file names."""
     found = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return dict(found)
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A server that runs."""
+    """A running server."""
 
     port: int
     process: subprocess.Popen[str]
 
     def visitor(self, **headers: str) -> httpx.Client:
-        """Return somebody at this server, who follows no redirects."""
+        """Return a caller of this server that follows no redirects."""
         return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=30)
 
     def end(self) -> int:
-        """End it as a deployment does; return its exit code."""
+        """Stop it as a deployment does; return its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(60)
 
 
 @contextlib.contextmanager
@@ -104,7 +112,7 @@ def serving(dsn: str, folder: Path, app: str, *more: str, **environment: str) ->
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line, "it did not start"
+        assert line, "the server did not start"
         yield Serving(int(line), process)
     finally:
         process.kill()
@@ -112,7 +120,7 @@ def serving(dsn: str, folder: Path, app: str, *more: str, **environment: str) ->
 
 
 def django_project(folder: Path) -> None:
-    """Make a project of Django with three people in it."""
+    """Create a Django project with three users."""
     shop = folder / "shop"
     shop.mkdir()
     for name, text in {"__init__": "", "settings": SETTINGS, "urls": URLS}.items():
@@ -122,13 +130,32 @@ def django_project(folder: Path) -> None:
 
 
 def links(text: str) -> set[str]:
-    """Every address in a page that is not merely a place in it."""
+    """Return every address in a page that leaves the page."""
     return {link for each in LINK.findall(text) if not (link := unescape(each)).startswith("#") and link}
 
 
+def walk(visitor: Any, prefix: str, **headers: str) -> set[str]:
+    """Follow every link of the console; each must stay under the prefix and lead to a page."""
+    waiting, seen = {f"{prefix}/"}, set[str]()
+    while waiting - seen and len(seen) < 40:
+        path = min(waiting - seen, key=lambda each: ("?" in each, len(each), each))  # filters have no end
+        seen.add(path)
+        answer = visitor.get(path, headers=headers)
+        assert answer.status_code == 200, path
+        if not answer.headers["content-type"].startswith("text/html"):
+            continue
+        whole = "<html" in answer.text  # the rest are parts of pages
+        assert not whole or f'data-root="{prefix}"' in answer.text, "scripts would use another address"
+        inside = {each for each in links(answer.text) if not each.startswith("?")}
+        assert [each for each in inside if not f"{each}/".startswith(f"{prefix}/")] == [], path
+        posted = {each for each in inside if f'action="{each}"' in answer.text}
+        waiting |= {each.partition("#")[0] for each in inside - posted if "/live" not in each}
+    return seen
+
+
 @contextlib.contextmanager
-def proxy(port: int, *, strips: bool, tells: bool = True) -> Iterator[int]:
-    """Stand in front of a server, under /ops and another name; take /ops away or leave it, say the name or do not."""
+def proxy(port: int, *, strips: bool, forwards: bool = True) -> Iterator[int]:
+    """Serve under /ops and another name; strip /ops or keep it, send X-Forwarded headers or not."""
 
     class Passing(BaseHTTPRequestHandler):
         def pass_on(self) -> None:
@@ -138,9 +165,9 @@ def proxy(port: int, *, strips: bool, tells: bool = True) -> Iterator[int]:
             path = (self.path.removeprefix("/ops") or "/") if strips else self.path
             headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
             headers |= {"Host": "console.internal:8467", "Connection": "close"}
-            if tells:
-                told = {"Host": self.headers["Host"], "Proto": "https", "For": self.client_address[0]}
-                headers |= {f"X-Forwarded-{name}": value for name, value in told.items()}
+            if forwards:
+                forwarded = {"Host": self.headers["Host"], "Proto": "https", "For": self.client_address[0]}
+                headers |= {f"X-Forwarded-{name}": value for name, value in forwarded.items()}
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             behind = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
             with contextlib.closing(behind), contextlib.suppress(ConnectionError):
@@ -154,7 +181,7 @@ def proxy(port: int, *, strips: bool, tells: bool = True) -> Iterator[int]:
                 while part := answer.read1():
                     self.wfile.write(part)
 
-        do_GET = do_POST = do_DELETE = pass_on  # noqa: N815 - as the library calls them
+        do_GET = do_POST = do_DELETE = pass_on  # noqa: N815 - names of the library
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -171,8 +198,8 @@ def proxy(port: int, *, strips: bool, tells: bool = True) -> Iterator[int]:
         server.server_close()
 
 
-def cookie_of(answer: httpx.Response, name: str) -> tuple[str, Mapping[str, str]]:
-    """Return a cookie that is set, and its attributes."""
+def cookie_of(answer: Any, name: str) -> tuple[str, Mapping[str, str]]:
+    """Return the value of a cookie that is set, and its attributes."""
     [found] = [each for each in answer.headers.get_list("set-cookie") if each.startswith(f"{name}=")]
     value, *attributes = found.split("; ")
     pairs = (each.partition("=") for each in attributes)

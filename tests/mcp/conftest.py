@@ -1,4 +1,4 @@
-"""What tests of the tools for agents share: a database with letters, and an agent that calls tools over it."""
+"""Fixtures for tests of the MCP server: a database with a queue, and an agent that calls tools."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.kit.agent import Agent
 
 @pytest.fixture
 def app(dsn: str) -> Iterator[Bartleby]:
-    """An application with a queue `orders`, where one attempt is all there is."""
+    """An application with a queue `orders` in which a message has one attempt."""
     made = Bartleby(dsn)
     made.client.create_queue("orders", {"max_attempts": 1, "breaker": "off"})
     yield made
@@ -19,12 +19,11 @@ def app(dsn: str) -> Iterator[Bartleby]:
 
 @pytest.fixture
 def client(app: Bartleby, dsn: str) -> Iterator[Client]:
-    """Whoever knows the database: sends, lets die, and looks at what came of it."""
     with Client(dsn) as opened:
         yield opened
 
 
 @pytest.fixture
 def agent(client: Client) -> Agent:
-    """An agent `agent:robin` that a person has to let run things."""
+    """An agent `agent:robin` whose plans need approval."""
     return Agent(client)

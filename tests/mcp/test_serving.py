@@ -1,4 +1,4 @@
-"""`bartleby mcp` as it is started: a process that speaks over its standard streams, and one that listens."""
+"""`bartleby mcp`: over standard streams and HTTP, with tokens, roles of the database, and refusals at the start."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,31 +21,30 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from psycopg.conninfo import make_conninfo
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from bartleby import Bartleby, Client, hashing
-from bartleby.errors import InvalidSettings
+from bartleby.config import Settings
+from bartleby.errors import InvalidSettings, NotInstalled
 from bartleby.surfaces.cli import cli
+from bartleby.surfaces.desk.agents import Allowance
+from bartleby.surfaces.mcp import running
 from bartleby.surfaces.mcp.door import Address, Door
-from tests.kit.agent import Said, as_seen, said
+from bartleby.surfaces.pools import Pools
+from tests.kit.agent import Agent, Said, as_seen, said
 from tests.kit.burying import bury, statuses
 from tests.kit.commands import PROGRAM
 from tests.kit.replay import Shop, wait_for
 from tests.kit.worker import LONG
 
 Calling = Callable[..., Awaitable[Said]]
-MODES = ["legacy", "auto"]
+BODY = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+LISTEN = ["mcp", "--http", "127.0.0.1:0"]
 
 
 def environment(dsn: str) -> dict[str, str]:
     return {**os.environ, "BARTLEBY_DSN": dsn, "BARTLEBY_ACTOR": "ana"}
-
-
-def bartleby(dsn: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a person does."""
-    command = [*PROGRAM, *words]
-    return subprocess.run(
-        command, env=environment(dsn), capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL
-    )
 
 
 def over_stdio(dsn: str, use: Callable[[Calling], Awaitable[None]], *words: str, mode: str = "auto") -> None:
@@ -82,7 +81,7 @@ def _calling(session: mcp.Client) -> Calling:
 @contextmanager
 def listening(dsn: str, *words: str) -> Iterator[str]:
     """Yield the address of a server that listens."""
-    command = [*PROGRAM, "mcp", "--http", "127.0.0.1:0", *words]
+    command = [*PROGRAM, *LISTEN, *words]
     with subprocess.Popen(command, env=environment(dsn), stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -94,19 +93,21 @@ def listening(dsn: str, *words: str) -> Iterator[str]:
             assert process.wait(LONG) in {0, -signal.SIGTERM, 128 + signal.SIGTERM}
 
 
-def token_of(client: Client, name: str, role: str, queues: list[str] | None = None) -> str:
+def add_token(client: Client, name: str, role: str = "agent", queues: list[str] | None = None) -> str:
     secret = hashing.new_token()
     client.add_token("token", name, hashing.digest(secret), role, queues=queues, actor="ana", reason="for an agent")
     return secret
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_over_standard_streams_a_plan_is_proposed_approved_by_command_and_run(
-    app: Bartleby, client: Client, dsn: str, mode: str
-) -> None:
+def test_plan_is_proposed_over_stdio_approved_by_command_and_run(app: Bartleby, client: Client, dsn: str) -> None:
     shop = Shop(app, client)
     sent = bury(client, range(3))
     shop.mended.set()
+
+    def approve(words: list[str]) -> subprocess.CompletedProcess[str]:
+        command = [*PROGRAM, *words, "--reason", "looks right"]
+        pipe: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+        return subprocess.run(command, env=environment(dsn), check=False, timeout=LONG, **pipe)
 
     async def use(call: Calling) -> None:
         plan = (await call("plan_replay", filter="queue:orders", reason="street is there now")).document
@@ -114,11 +115,11 @@ def test_over_standard_streams_a_plan_is_proposed_approved_by_command_and_run(
         # the agent is agent:ana, and ana is the person
         words = re.search(r"bartleby (replay approve \d+ --hash \w+)", plan["next"])
         assert words is not None
-        approved = await asyncio.to_thread(bartleby, dsn, *words[1].split(), "--reason", "looks right")
+        approved = await asyncio.to_thread(approve, words[1].split())
         assert approved.returncode == 0, approved.stderr
         assert (await call("run_replay", **as_seen(plan))).document["status"] == "running"
 
-    over_stdio(dsn, use, mode=mode)  # before anybody is there who could finish it
+    over_stdio(dsn, use)  # before a worker is there that could finish it
     with shop.open():
         wait_for(client, 1, "finished")
     assert statuses(client, sent) == ["resolved"] * 3
@@ -127,7 +128,7 @@ def test_over_standard_streams_a_plan_is_proposed_approved_by_command_and_run(
     assert [each.actor for each in client.audit_log(action="replay.approve")] == ["ana"]
 
 
-def test_small_plans_run_by_themselves_with_allow_replay(client: Client, dsn: str) -> None:
+def test_allow_replay_runs_small_plans_in_the_legacy_protocol_too(client: Client, dsn: str) -> None:
     sent = bury(client, range(4))
 
     async def use(call: Calling) -> None:
@@ -136,98 +137,63 @@ def test_small_plans_run_by_themselves_with_allow_replay(client: Client, dsn: st
         small = (await call("plan_replay", ids=sent[:2], reason="only two")).document
         assert not (await call("run_replay", **as_seen(small))).failed
 
-    over_stdio(dsn, use, "--allow-replay", "2", "--hourly", "3", "--actor", "ben")
+    over_stdio(dsn, use, "--allow-replay", "2", "--hourly", "3", "--actor", "ben", mode="legacy")
     assert [each.actor for each in client.audit_log(action="replay.start")] == ["agent:ben"]
 
 
-def test_each_way_has_a_role_that_can_do_no_more(client: Client, dsn: str, conn: psycopg.Connection[Any]) -> None:
-    [sent] = bury(client, [1])
-    conn.execute("create role looks_only login password 'a word' in role bartleby_reader")
-    looks_only = make_conninfo(dsn, user="looks_only", password="a word")
-    try:
-
-        async def use(call: Calling) -> None:
-            assert not (await call("explain", message_id=sent)).failed
-            assert "only reads" in (await call("plan_replay", ids=[sent], reason="why not")).refusal
-
-        over_stdio(looks_only, use)
-    finally:
-        conn.execute("drop role looks_only")
-    users = {each.db_user for each in client.audit_log(action="agent.call")}
-    assert users == {"looks_only"}
-
-
-def test_over_http_nobody_gets_in_without_a_token(client: Client, dsn: str) -> None:
-    secret = token_of(client, "bot", "agent")
-    session = hashing.new_token()
-    client.open_session(
-        hashing.digest(session),
-        name="ben",
-        role="admin",
-        queues=None,
-        until=datetime.now(UTC) + timedelta(hours=1),
-        request_id="test",
-    )
+def test_http_requests_without_a_valid_token_are_refused(client: Client, dsn: str) -> None:
+    secret, session = add_token(client, "bot"), hashing.new_token()
+    until = datetime.now(UTC) + timedelta(hours=1)
+    client.open_session(hashing.digest(session), name="ben", role="admin", queues=None, until=until, request_id="test")
     with listening(dsn) as url, httpx.Client(timeout=60) as asking:
-        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         accepts = {"Accept": "application/json, text/event-stream"}
-        for given in (
-            None,
-            "Bearer",
-            "Bearer bly_wrong",
-            f"Basic {secret}",
-            f"Bearer {session}",
-            "Bearer " + "x" * 9999,
-        ):
+        wrong = ("Bearer", "Bearer bly_wrong", f"Basic {secret}", f"Bearer {session}", "Bearer " + "x" * 9999)
+        for given in (None, *wrong):
             headers = accepts if given is None else {**accepts, "Authorization": given}
-            for answer in (asking.post(url, json=body, headers=headers), asking.get(url, headers=headers)):
-                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+            for answer in (asking.post(url, json=BODY, headers=headers), asking.get(url, headers=headers)):
+                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), given
         good = {**accepts, "Authorization": f"Bearer {secret}"}
-        assert asking.post(url, json=body, headers={**good, "Host": "evil.example"}).status_code == 421
-        assert asking.post(url, json=body, headers={**good, "Origin": "https://evil.example"}).status_code == 403
+        assert asking.post(url, json=BODY, headers={**good, "Host": "evil.example"}).status_code == 421
+        assert asking.post(url, json=BODY, headers={**good, "Origin": "https://evil.example"}).status_code == 403
         assert asking.post(url, content=b"x" * 300_000, headers=good).status_code in {400, 413}
-        assert asking.get(url, headers=good).status_code == 405  # nothing is told unasked: nobody holds a line open
+        assert asking.get(url, headers=good).status_code == 405  # the server sends nothing unasked
         client.revoke_token(client.tokens()[0].id, actor="ana", reason="no longer")
-        assert asking.post(url, json=body, headers=good).status_code == 401
+        assert asking.post(url, json=BODY, headers=good).status_code == 401
     assert client.audit_log(action="agent.call") == []
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_over_http_a_token_says_who_calls_and_what_they_may(client: Client, dsn: str, mode: str) -> None:
+def test_token_names_the_agent_and_its_permissions(client: Client, dsn: str) -> None:
     client.create_queue("billing")
     [sent], [other] = bury(client, [1]), bury(client, [2], queue="billing")
-    reader, agent, boss = (token_of(client, role, role) for role in ("reader", "agent", "admin"))
-    held = token_of(client, "held", "agent", ["billing"])
+    reader, agent, admin = (add_token(client, role, role) for role in ("reader", "agent", "admin"))
+    held = add_token(client, "held", queues=["billing"])
 
-    async def looks(call: Calling) -> None:
+    async def reads(call: Calling) -> None:
         assert not (await call("get_dead_letter", message_id=sent)).failed
         assert "may not propose" in (await call("plan_replay", ids=[sent], reason="why not")).refusal
 
-    async def proposes(call: Calling) -> None:
-        plan = (await call("plan_replay", ids=[sent], reason="mended")).document
+    async def proposes(call: Calling) -> None:  # an admin too has no more rights here than an agent
+        plan = (await call("plan_replay", ids=[sent], reason="fixed")).document
         assert plan["yours"]
         assert "waits for a person" in (await call("run_replay", **as_seen(plan))).refusal
 
-    async def no_more_than_an_agent(call: Calling) -> None:
-        plan = (await call("plan_replay", ids=[sent], reason="mended")).document
-        assert "waits for a person" in (await call("run_replay", **as_seen(plan))).refusal
-
-    async def only_billing(call: Calling) -> None:
+    async def sees_billing(call: Calling) -> None:
         assert [each["name"] for each in (await call("list_queues")).document["queues"]] == ["billing"]
         assert (await call("get_dead_letter", message_id=sent)).failed
         assert not (await call("get_dead_letter", message_id=other)).failed
 
     with listening(dsn) as url:
-        over_http(url, reader, looks, mode)
-        over_http(url, agent, proposes, mode)
-        over_http(url, boss, no_more_than_an_agent, mode)
-        over_http(url, held, only_billing, mode)
+        over_http(url, reader, reads)
+        for mode in ("legacy", "auto"):
+            over_http(url, agent, proposes, mode)
+        over_http(url, admin, proposes)
+        over_http(url, held, sees_billing)
     names = {each.actor for each in client.audit_log(action="agent.call")}
     assert names == {"agent:reader", "agent:agent", "agent:admin", "agent:held"}
     assert {each.actor for each in client.replays()} == {"agent:agent", "agent:admin"}
 
 
-def test_over_http_on_this_machine_tokens_can_be_left_out(client: Client, dsn: str) -> None:
+def test_tokens_can_be_left_out_on_this_machine_only(client: Client, dsn: str) -> None:
     bury(client, [1])
 
     async def use(call: Calling) -> None:
@@ -235,73 +201,101 @@ def test_over_http_on_this_machine_tokens_can_be_left_out(client: Client, dsn: s
 
     with listening(dsn, "--no-auth", "--actor", "ben") as url, httpx.Client(timeout=60) as asking:
         over_http(url, None, use)
-        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-        for headers, status in [({"Origin": "https://evil.example"}, 403), ({"Host": "evil.example"}, 421)]:
-            assert asking.post(url, json=body, headers=headers).status_code == status
-        for header in ("X-Forwarded-For", "X-Real-IP", "Forwarded", "Via"):  # it may come from anywhere
-            assert asking.post(url, json=body, headers={header: "10.0.0.1"}).status_code == 403
+        forwarded = dict.fromkeys(("X-Forwarded-For", "X-Real-IP", "Forwarded", "Via"), "10.0.0.1")
+        for name, value in {"Origin": "https://evil.example", "Host": "evil.example", **forwarded}.items():
+            answer = asking.post(url, json=BODY, headers={name: value})
+            assert answer.status_code == (421 if name == "Host" else 403), name
         assert asking.post(url, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 400
     assert [each.actor for each in client.audit_log(action="agent.call")] == ["agent:ben"]
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
+        assert Address(host, 1).loopback, host
+    for host in ("0.0.0.0", "::", "example.org", "10.0.0.1", "localhost.example.org"):  # noqa: S104
+        assert not Address(host, 1).loopback, host
+    names = Address.of("0.0.0.0:80", ["agents.example"]).security()
+    assert names.enable_dns_rebinding_protection
+    assert names.allowed_hosts == ["agents.example", "agents.example:*"]
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Do everything except listening; the addresses that it would have listened on."""
+    addresses: list[str] = []
+    monkeypatch.setattr(running, "serve", lambda _site, address, _tell: addresses.append(address.host))
+    return addresses
+
+
+@pytest.mark.own_database
+def test_server_that_would_be_unsafe_or_useless_does_not_start(
+    client: Client, dsn: str, conn: psycopg.Connection[Any], started: list[str]
+) -> None:
+    for words, message in (
         (["--http", "0.0.0.0:0", "--no-auth", "--host", "x.example"], "without authentication nothing listens"),
         (["--http", "192.0.2.1:80", "--no-auth"], "without authentication nothing listens"),
         (["--http", "0.0.0.0:0"], "by which name"),
         (["--http", "[::]:0"], "by which name"),
         (["--http", "nowhere"], "not an address"),
         (["--http", "127.0.0.1:99999"], "not an address"),
+        (["--http", ":80"], "not an address"),
         (["--no-auth"], "about HTTP"),
         (["--hourly", "5"], "budget for --allow-replay"),
         (["--allow-replay", "10", "--hourly", "5"], "budget for --allow-replay"),
         (["--allow-replay", "0"], "0 is not in the range"),
         (["--actor", " "], "--actor is empty"),
-    ],
-)
-def test_what_would_be_unsafe_is_refused(dsn: str, words: list[str], told: str) -> None:
-    done = CliRunner().invoke(cli, ["--dsn", dsn, "mcp", *words])
-    assert done.exit_code in {1, 2}
-    assert told in f"{done.stderr} {done.exception}"
-    assert isinstance(done.exception, SystemExit | InvalidSettings)
+        (["--http", "127.0.0.1:0", "--queue", "orders"], "over HTTP a token says which queues"),
+    ):
+        done = CliRunner().invoke(cli, ["--dsn", dsn, "mcp", *words])
+        assert done.exit_code in {1, 2}, words
+        assert message in f"{done.stderr} {done.exception}", words
+        assert isinstance(done.exception, SystemExit | InvalidSettings), words
+    done = CliRunner().invoke(cli, ["--dsn", make_conninfo(dsn, dbname="postgres"), *LISTEN])
+    assert isinstance(done.exception, NotInstalled)
+    conn.execute("create role may_nothing login password 'none'")
+    try:
+        done = CliRunner().invoke(cli, ["--dsn", make_conninfo(dsn, user="may_nothing", password="none"), *LISTEN])
+    finally:
+        conn.execute("drop role may_nothing")
+    assert isinstance(done.exception, psycopg.errors.InsufficientPrivilege)
+    assert started == []
+    done = CliRunner().invoke(cli, ["--dsn", dsn, *LISTEN, "--no-auth", "--queue", "orders", "--queue", "ordres"])
+    assert (done.exit_code, done.stderr, started) == (0, "there is no queue ordres yet\n", ["127.0.0.1"])
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_what_is_this_machine(host: str) -> None:
-    assert Address(host, 1).loopback
+def test_missing_package_and_a_terminal_are_reported(dsn: str, client: Client) -> None:
+    program = "import sys\nsys.modules['mcp'] = None\nfrom bartleby.surfaces.cli import main\nmain()"
+    command = [sys.executable, "-c", program, "--dsn", dsn, "mcp"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=LONG)
+    assert done.returncode == 1
+    assert "pip install 'bartleby[mcp]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    ours, theirs = os.openpty()
+    command = [*PROGRAM, "--dsn", dsn, "mcp"]
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.kill()
+    os.close(ours)
+    os.close(theirs)
+    assert "a host of agents" in line
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org", "10.0.0.1", "localhost.example.org"])  # noqa: S104
-def test_what_is_beyond_this_machine(host: str) -> None:
-    assert not Address(host, 1).loopback
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_a_server_that_waits_for_its_agent(dsn: str, client: Client, number: int) -> None:
+    pipe = subprocess.PIPE
+    command = [*PROGRAM, "mcp"]
+    with subprocess.Popen(command, env=environment(dsn), stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write('{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+        process.stdin.flush()
+        assert '"id":1' in process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(LONG) == 0
+        assert process.stderr.read() == ""
 
 
-def test_beyond_this_machine_only_named_hosts_are_answered() -> None:
-    names = Address.of("0.0.0.0:80", ["agents.example"]).security()
-    assert names.enable_dns_rebinding_protection
-    assert names.allowed_hosts == ["agents.example", "agents.example:*"]
-    with pytest.raises(InvalidSettings):
-        Address.of(":80")
-
-
-def test_a_socket_is_closed_before_anybody_is_asked() -> None:
-    told: list[Any] = []
-
-    async def tell(message: Any) -> None:
-        told.append(message)
-
-    async def listen() -> Any:
-        raise AssertionError("it is listened to")
-
-    async def serve(*_: object) -> None:
-        raise AssertionError("it is served")
-
-    asyncio.run(Door(serve, None, 4)({"type": "websocket"}, listen, tell))
-    assert told == [{"type": "websocket.close", "code": 1008}]
-
-
-def test_a_server_that_loses_its_database_says_so_and_recovers(client: Client, dsn: str, admin: Any) -> None:
+@pytest.mark.own_database
+def test_server_that_loses_its_database_says_so_and_recovers(client: Client, dsn: str, admin: Any) -> None:
     bury(client, [1])
     name = dsn.rpartition("/")[2]
 
@@ -309,41 +303,155 @@ def test_a_server_that_loses_its_database_says_so_and_recovers(client: Client, d
         assert not (await call("list_queues")).failed
         admin.execute(f"alter database {name} with allow_connections false".encode())
         admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
-        told = (await call("list_queues")).refusal
-        assert "the database cannot be reached" in told
-        assert "127.0.0.1" not in told
+        refusal = (await call("list_queues")).refusal
+        assert "the database cannot be reached" in refusal
+        assert "127.0.0.1" not in refusal
         admin.execute(f"alter database {name} with allow_connections true".encode())
         back = time.monotonic()
-        while (again := await call("list_queues")).failed:  # for half a second it repeats what it found
+        while (again := await call("list_queues")).failed:
             assert "the database cannot be reached" in again.refusal
-            assert time.monotonic() - back < 20
+            assert time.monotonic() - back < LONG
             await asyncio.sleep(0.1)
 
     over_stdio(f"{dsn}?connect_timeout=5", use)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_server_that_waits_for_its_agent(dsn: str, client: Client, number: int) -> None:
-    command = [*PROGRAM, "mcp"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, env=environment(dsn), stdin=pipe, stdout=pipe, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write('{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
-        process.stdin.flush()
-        assert '"id":1' in process.stdout.readline()
-        process.send_signal(number)
-        assert process.wait(LONG) == 0
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
+@pytest.mark.own_database
+def test_server_of_a_read_only_user_proposes_nothing(client: Client, dsn: str, conn: psycopg.Connection[Any]) -> None:
+    [sent] = bury(client, [1])
+    conn.execute("create role looks_only login password 'a word' in role bartleby_reader")
+    try:
+
+        async def use(call: Calling) -> None:
+            assert not (await call("explain", message_id=sent)).failed
+            assert "only reads" in (await call("plan_replay", ids=[sent], reason="why not")).refusal
+
+        over_stdio(make_conninfo(dsn, user="looks_only", password="a word"), use)
+    finally:
+        conn.execute("drop role looks_only")
+    assert {each.db_user for each in client.audit_log(action="agent.call")} == {"looks_only"}
 
 
-def test_where_the_package_is_missing_the_remedy_is_told(dsn: str) -> None:
-    program = "import sys\nsys.modules['mcp'] = None\nfrom bartleby.surfaces.cli import main\nmain()"
-    command = [sys.executable, "-c", program, "--dsn", dsn, "mcp"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=60)
-    assert done.returncode == 1
-    assert "pip install 'bartleby[mcp]'" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.fixture(params=["direct", pytest.param("pgbouncer", marks=pytest.mark.pgbouncer)])
+def address(request: pytest.FixtureRequest, dsn: str) -> str:
+    return dsn if request.param == "direct" else str(request.getfixturevalue("pooled_dsn"))
+
+
+@contextmanager
+def pools_of(dsn: str) -> Iterator[Pools]:
+    with closing(Pools.open(Settings(dsn=dsn), program="mcp", readers=4, operators=4)) as pools:
+        pools.connect()
+        yield pools
+
+
+def test_tools_need_only_the_roles_reader_and_operator(client: Client, address: str) -> None:
+    first, *_ = bury(client, range(3))
+    agent = Agent(client, allowance=Allowance(letters=1, hourly=1000))
+    with pools_of(address) as pools:
+        assert pools.operator is not None
+        for change in (pools.reader.discard, pools.reader.replay):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                change([first], actor="x", reason="y")
+        object.__setattr__(agent.house, "reader", pools.reader)
+        object.__setattr__(agent.house, "operator", pools.operator)
+        plan = agent.plan(filter="queue:orders")
+        client.approve_replay(plan["replay_id"], plan["hash"], actor="ana", reason="looks right")
+        assert not agent.run(plan).failed
+        for tool in ("list_groups", "list_dead_letters", "count_dead_letters", "list_queues"):
+            assert not agent.call(tool).failed, tool
+        for tool, argument in (("explain", "message_id"), ("get_dead_letter", "message_id"), ("get_group", "group_id")):
+            assert not agent.call(tool, **{argument: 1}).failed, tool
+        assert not agent.call("cancel_replay", replay_id=plan["replay_id"], reason="enough").failed
+        assert not agent.run(agent.plan(ids=[first])).failed
+    assert {each.subject["outcome"] for each in agent.audited("agent.call")} == {"done"}
+
+
+def test_slow_search_is_cancelled(client: Client, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent(client)
+    monkeypatch.setattr("bartleby.surfaces.pools._READER_TIMEOUT", "1s")
+    with pools_of(dsn) as pools, psycopg.connect(dsn) as lock:
+        object.__setattr__(agent.house, "reader", pools.reader)
+        lock.execute("lock table bartleby.dead_letter in access exclusive mode")
+        assert "narrow the filter" in agent.call("list_dead_letters").refusal
+    assert agent.audited("agent.call")[-1].subject["problem"] == "QueryCanceled"
+
+
+async def unreachable(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise AssertionError
+
+
+def test_refusal_without_a_valid_token_says_what_is_wrong(client: Client) -> None:
+    secret = add_token(client, "bot")
+    client.revoke_token(client.tokens()[0].id, actor="ana", reason="a test")
+    door = TestClient(Door(unreachable, client, 4))
+    for header, detail in (
+        (None, "a token is needed"),
+        ("Basic YW5hOnB3", "a token is needed"),
+        ("Bearer", "a token is needed"),
+        ("Bearer nonsense", "this token is not known here"),
+        ("Bearer bly_nonsense", "this token is not known here"),
+        (f"Bearer {secret}", "this token is not known here: it was revoked, or has expired"),
+    ):
+        answer = door.post("/mcp", headers={} if header is None else {"Authorization": header})
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), header
+        assert answer.json()["detail"].startswith(detail), header
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Door(unreachable, None, 4)({"type": "websocket"}, unreachable, send))  # type: ignore[arg-type]
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+async def ask(door: Door, secret: str, *parts: Any) -> tuple[int, dict[bytes, bytes]]:
+    """Call a tool with a body in these parts; return the status and the headers of the answer."""
+    sent: list[Any] = []
+    coming = list(parts)
+
+    async def receive() -> Any:
+        if not coming:
+            await asyncio.Event().wait()
+        part = coming.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(coming) or part == b"never ends"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", f"Bearer {secret}".encode())]
+    await door({"type": "http", "method": "POST", "headers": headers}, receive, send)
+    return sent[0]["status"], dict(sent[0]["headers"])
+
+
+async def test_one_agent_leaves_connections_to_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bartleby.surfaces.limits._MOST_WAITING", 1)
+    greedy, modest = add_token(client, "greedy"), add_token(client, "modest")
+    at_work, over = list[str](), asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["body"] == b"call"
+        at_work.append(scope["state"]["principal"].name)
+        await over.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110 - no event reports it
+                await asyncio.sleep(0.005)
+
+    door = Door(slow, client, 4)
+    # a caller that does not finish its body has no turn
+    calls = [asyncio.create_task(ask(door, greedy, b"never ends")) for _ in range(8)]
+    calls += [asyncio.create_task(ask(door, greedy, b"call")) for _ in range(4)]
+    await until(lambda: len(at_work) == 3 and [len(here) for _, here in door._turns._queues.values()] == [4])
+    status, headers = await ask(door, greedy, b"call")
+    assert (status, headers[b"retry-after"]) == (429, b"5")
+    calls.append(asyncio.create_task(ask(door, modest, b"call")))
+    await until(lambda: len(at_work) == 4)
+    assert at_work == ["agent:greedy"] * 3 + ["agent:modest"]
+    over.set()
+    assert [(await each)[0] for each in calls[8:]] == [200] * 5
+    assert (await ask(door, greedy, b"x" * 300_000))[0] == 413
+    for each in calls[:8]:
+        each.cancel()

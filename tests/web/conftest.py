@@ -10,7 +10,7 @@ open_console  opens applications with other settings; they have the test routes 
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fastapi import FastAPI, Request
@@ -18,9 +18,11 @@ from fastapi.testclient import TestClient
 
 from bartleby import Client
 from bartleby.hashing import digest, new_token
-from bartleby.principal import Principal
 from bartleby.surfaces import pools
 from bartleby.surfaces.web import ConsoleSettings, console
+
+if TYPE_CHECKING:
+    from bartleby.principal import Principal
 
 LOCAL = ("127.0.0.1", 50000)
 SAME = {"Sec-Fetch-Site": "same-origin"}

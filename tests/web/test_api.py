@@ -15,7 +15,8 @@ from tests.kit.api import API, BIG, JSON, REASON, SECRET, body_of, fill_queue, g
 from tests.kit.burying import bury, statuses
 from tests.web.conftest import ClientAs, visiting
 
-DELETE = {"params": {"reason": "not needed"}}
+HASH = {"hash": "0" * 64}
+VERBS = ("pause", "resume", "open-breaker", "close-breaker")
 
 
 def ids_of(page: Any, name: str = "id") -> list[int]:
@@ -71,11 +72,8 @@ def test_unchanged_document_is_not_sent_again(browser: TestClient, dsn: str) -> 
     assert (changed.status_code, changed.headers["etag"] != tag) == (200, True)
 
 
-def test_reads_answer_with_documents(browser: TestClient, dsn: str) -> None:
-    first, *_ = ids = fill_queue(dsn)
-    with Client(dsn) as client:
-        client.tally()
-        client.report_worker("web-1", version="1.4", queues=["orders"], host="here", pid=7, concurrency=4)
+def test_plan_answers_with_documents(browser: TestClient, dsn: str) -> None:
+    ids = fill_queue(dsn)
     plan = post(browser, "/replays", 201, filter="queue:orders", rate=1, canary=1, tolerance=0.5)
     assert (plan["status"], plan["items"], plan["will_run"]) == ("draft", 3, 3)
     assert get(browser, f"/replays/{plan['id']}") == plan
@@ -84,9 +82,17 @@ def test_reads_answer_with_documents(browser: TestClient, dsn: str) -> None:
     (share,) = preview["shares"]
     died = [get(browser, f"/dead-letters/{each}")["dead_at"] for each in ids]
     assert (share["items"], share["first_dead_at"], share["last_dead_at"]) == (3, min(died), max(died))
+    assert get(browser, "/overview")["replays"] == [plan]
+
+
+def test_groups_letters_and_the_installation_answer_with_documents(browser: TestClient, dsn: str) -> None:
+    first, *_ = fill_queue(dsn)
+    with Client(dsn) as client:
+        client.tally()
+        client.report_worker("web-1", version="1.4", queues=["orders"], host="here", pid=7, concurrency=4)
     seen = get(browser, "/overview")
     assert [[each["dead"] for each in seen[name]] for name in ("queues", "groups")] == [[3], [3]]
-    assert (seen["replays"], seen["sinks"]) == ([plan], [])
+    assert (seen["replays"], seen["sinks"]) == ([], [])
     assert get(browser, "/groups/1")["error_type"] == "KeyError"
     portrait = get(browser, "/groups/1/portrait")
     assert portrait["group"]["id"] == 1
@@ -146,7 +152,7 @@ def test_changes_answer_with_the_changed_object(browser: TestClient, dsn: str) -
     assert ids_of(get(browser, "/replays")) == [plan["id"]]
     created = post(browser, "/queues", 201, name="more", policy={"max_attempts": 3})
     assert (created["name"], created["ready"], get(browser, "/queues/more")) == ("more", 0, created)
-    assert body_of(browser.delete(f"{API}/queues/more", **DELETE), 204) is None
+    assert body_of(browser.delete(f"{API}/queues/more", params={"reason": "not needed"}), 204) is None
     body_of(browser.delete(f"{API}/queues/orders", params={"reason": "not needed", "force": True}), 204)
     assert [each["name"] for each in get(browser, "/queues")] == ["sink.bus"]
 
@@ -185,7 +191,7 @@ def test_exact_numbers_survive_in_payloads_patches_and_rules(
 def test_messages_are_sent_with_their_options(browser: TestClient, dsn: str) -> None:
     fill_queue(dsn, letters=0)
     path = f"{API}/queues/orders/messages"
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"payload": {"n": 1}, "headers": {"trace": "x"}, "key": "a", "max_attempts": 2, "generation": 7},
         {"payload": None},
         {"payload": [1.5, "ä", True], "key": None, "delay": 60},
@@ -203,28 +209,30 @@ def test_messages_are_sent_with_their_options(browser: TestClient, dsn: str) -> 
     assert (found["payload"], found["key"], found["state"]) == ({"messages": 1}, "a", "deferred")
 
 
-def test_invalid_requests_are_refused_and_change_nothing(browser: TestClient, dsn: str) -> None:  # noqa: PLR0914
+def signed(status: int, method: str, path: str, *bodies: dict[str, Any]) -> list[tuple[int, str, str, str]]:
+    """Return rows of refusals whose bodies have a reason."""
+    return [(status, method, path, json.dumps({**REASON, **body})) for body in bodies]
+
+
+def test_invalid_requests_are_refused_and_change_nothing(browser: TestClient, dsn: str) -> None:
     first, *_ = ids = fill_queue(dsn)
-    one, nowhere = {"ids": [first]}, {"params": {"reason": "x"}}
+    token = {"name": "x", "role": "reader"}
     with Client(dsn) as client:
         client.create_queue("small", {"payload_limit": 2000})
         before = (client.queues(), client.replays(), client.groups(), client.tokens(), client.sinks())
         anchor = client.audit_anchor()
-    refusals: list[tuple[int, str, str, object]] = [
-        *((422, "POST", "/dead-letters/discard", {**REASON, **body}) for body in (
-            {}, {"ids": []}, {"ids": ["1"]}, {"ids": [0]}, {"ids": [2**63]}, {**one, "filter": "x", "expected": 1},
-            {"filter": "queue:orders"}, {**one, "reason": " "}, {**one, "surprise": 1}, {"filter": "", "expected": 3},
-        )),
-        (409, "POST", "/dead-letters/discard", {**REASON, "filter": "queue:orders", "expected": 2}),
-        (422, "POST", "/dead-letters/replay", {**REASON, "ids": list(range(1, 102))}),
-        *((422, "POST", "/replays", {**REASON, **body}) for body in (
-            {}, {"filter": ""}, {**one, "filter": "queue:orders"}, {"ids": []}, {**one, "rate": 0},
-            {**one, "rate": "1"}, {**one, "tolerance": 2}, {**one, "patch": [{"op": "nonsense"}]},
-            {"filter": "nonsense:"}, {**one, "unknown": 1},
-        )),
-        (404, "POST", "/replays", {**REASON, **one, "to": "nowhere"}),
-        *((404, "POST", f"/replays/99/{verb}", {**REASON, "hash": "0" * 64}) for verb in ("start", "approve")),
-        *((404, "POST", f"/replays/99/{verb}", REASON) for verb in ("pause", "resume", "cancel")),
+    refusals = [
+        *signed(422, "POST", "/dead-letters/discard", {}, {"ids": []}, {"ids": ["1"]}, {"ids": [0]}, {"ids": [2**63]},
+                {"ids": [1], "filter": "x", "expected": 1}, {"filter": "queue:orders"}, {"ids": [1], "reason": " "},
+                {"ids": [1], "surprise": 1}, {"filter": "", "expected": 3}),
+        *signed(409, "POST", "/dead-letters/discard", {"filter": "queue:orders", "expected": 2}),
+        *signed(422, "POST", "/dead-letters/replay", {"ids": list(range(1, 102))}),
+        *signed(422, "POST", "/replays", {}, {"filter": ""}, {"ids": [1], "filter": "queue:orders"}, {"ids": []},
+                {"ids": [1], "rate": 0}, {"ids": [1], "rate": "1"}, {"ids": [1], "tolerance": 2},
+                {"ids": [1], "patch": [{"op": "nonsense"}]}, {"filter": "nonsense:"}, {"ids": [1], "unknown": 1}),
+        *signed(404, "POST", "/replays", {"ids": [first], "to": "nowhere"}),
+        *(row for verb in ("start", "approve") for row in signed(404, "POST", f"/replays/99/{verb}", HASH)),
+        *(row for verb in ("pause", "resume", "cancel") for row in signed(404, "POST", f"/replays/99/{verb}", {})),
         *((404, "GET", path, None) for path in (
             "/replays/99", "/replays/99/preview", "/replays/99/items", "/dead-letters/99", "/dead-letters/99/attempts",
             "/messages/99", "/messages/99/story", "/queues/nowhere", "/sinks/nowhere", "/groups/99",
@@ -237,53 +245,49 @@ def test_invalid_requests_are_refused_and_change_nothing(browser: TestClient, ds
         *((422, "POST", "/groups/1/split", f'{{"reason": "x", "path": "payload.n", "value": {value}}}') for value in (
             "NaN", "Infinity", '"\\u0000"', '"\\ud800"',
         )),
-        *((422, "POST", "/groups/1/mute", {**REASON, "until": each}) for each in (
-            "2099-01-01T00:00:00", "1999-01-01T00:00:00Z",
-        )),
-        (404, "POST", "/groups/99/resolve", REASON),
-        *((404, "POST", f"/queues/nowhere/{verb}", REASON) for verb in (
-            "pause", "resume", "open-breaker", "close-breaker",
-        )),
-        (404, "PATCH", "/queues/nowhere", {**REASON, "policy": {}}),
-        (422, "PATCH", "/queues/orders", {**REASON, "policy": {"max_attempts": "many"}}),
-        *((422, "POST", "/queues", {**REASON, "name": name}) for name in ("", "Orders", "a b", "x" * 200)),
-        *((422, "POST", "/queues/orders/pause", {**REASON, "until": until}) for until in (
-            "2020-01-01T09:00:00Z", "9999-01-01T09:00:00Z", "soon", "2099-01-01T09:00:00", "30m",
-        )),
+        *signed(422, "POST", "/groups/1/mute", {"until": "2099-01-01T00:00:00"}, {"until": "1999-01-01T00:00:00Z"}),
+        *signed(404, "POST", "/groups/99/resolve", {}),
+        *(row for verb in VERBS for row in signed(404, "POST", f"/queues/nowhere/{verb}", {})),
+        *signed(404, "PATCH", "/queues/nowhere", {"policy": {}}),
+        *signed(422, "PATCH", "/queues/orders", {"policy": {"max_attempts": "many"}}),
+        *signed(422, "POST", "/queues", {"name": ""}, {"name": "Orders"}, {"name": "a b"}, {"name": "x" * 200}),
+        *signed(422, "POST", "/queues/orders/pause", {"until": "2020-01-01T09:00:00Z"}, {"until": "30m"},
+                {"until": "9999-01-01T09:00:00Z"}, {"until": "soon"}, {"until": "2099-01-01T09:00:00"}),
         *((422, "POST", "/queues/orders/messages", f'{{"messages": [{{"payload": {rest}}}]}}') for rest in (
             '1, "surprise": 2', '1, "key": ""', '1, "delay": -1', '1, "delay": 1e400', '1, "delay": "1"', "NaN",
             '"\\u0000"', '"\\ud800"', '{"\\u0000": 1}', '1, "unique_for": 5', "1e200000", "[" * 800 + "]" * 800,
         )),
         *((422, "POST", "/queues/orders/messages", body) for body in (
-            {}, {"messages": []}, {"messages": [{}]}, {"messages": [{"payload": 1}], "payload": 2},
-            {"messages": [{"payload": 1}, {"payload": "\0"}]},
+            "{}", '{"messages": []}', '{"messages": [{}]}', '{"messages": [{"payload": 1}], "payload": 2}',
+            '{"messages": [{"payload": 1}, {"payload": "\\u0000"}]}',
         )),
-        (404, "POST", "/queues/nowhere/messages", {"payload": 1}),
-        (413, "POST", "/queues/small/messages", {"payload": [f"{each:x}" * 9 for each in range(10_000)]}),
-        (422, "PUT", "/sinks/bus", {**REASON, "kind": "nonsense"}),
-        (404, "POST", "/sinks/nowhere/pause", REASON),
-        (404, "POST", "/workers/nobody/drain", REASON),
-        *((422, "POST", "/tokens", {**REASON, "name": "x", "role": "reader", **body}) for body in (
-            {"role": "emperor"}, {"queues": []}, {"queues": ["Not A Queue"]}, {"expires": "1999-01-01T00:00:00Z"},
-            {"expires": "2030-01-01"}, {"name": ""},
-        )),
-        (404, "POST", "/erasures", {**REASON, "key": "x", "queue": "nowhere"}),
+        (404, "POST", "/queues/nowhere/messages", '{"payload": 1}'),
+        (413, "POST", "/queues/small/messages", json.dumps({"payload": [f"{each:x}" * 9 for each in range(10_000)]})),
+        *signed(422, "PUT", "/sinks/bus", {"kind": "nonsense"}),
+        *signed(404, "POST", "/sinks/nowhere/pause", {}),
+        *signed(404, "POST", "/workers/nobody/drain", {}),
+        *signed(422, "POST", "/tokens", {**token, "role": "emperor"}, {**token, "queues": []}, {**token, "name": ""},
+                {**token, "queues": ["Not A Queue"]}, {**token, "expires": "1999-01-01T00:00:00Z"},
+                {**token, "expires": "2030-01-01"}),
+        *signed(404, "POST", "/erasures", {"key": "x", "queue": "nowhere"}),
         (405, "PUT", "/queues", None),
         (405, "DELETE", "/overview", None),
     ]  # fmt: skip
-    for status, method, path, body in refusals:
-        content = body if isinstance(body, str) else json.dumps(body) if body is not None else None
+    for status, method, path, content in refusals:
         answer = browser.request(method, API + path, content=content, headers=JSON if content else {})
-        row = (method, path, str(body)[:200], answer.text[:200])
+        row = (method, path, (content or "")[:200], answer.text[:200])
         assert answer.headers["content-type"] == "application/problem+json", row
         assert answer.status_code == answer.json()["status"] == status, row
-    for content in ("{", "[" * 100_000, '{"ids": [' + "9" * 5000 + "]}", '{"reason": "\\ud800", "ids": [1]}', "\xff"):
-        answer = browser.post(f"{API}/dead-letters/discard", content=content.encode("latin-1"), headers=JSON)
-        assert answer.status_code in {400, 422}, content[:50]
+    for broken in ("{", "[" * 100_000, '{"ids": [' + "9" * 5000 + "]}", '{"reason": "\\ud800", "ids": [1]}', "\xff"):
+        answer = browser.post(f"{API}/dead-letters/discard", content=broken.encode("latin-1"), headers=JSON)
+        assert answer.status_code in {400, 422}, broken[:50]
         assert answer.headers["content-type"] == "application/problem+json"
     for path in ("/sinks/nowhere", "/queues/nowhere", "/tokens/99", "/group-rules/99"):
-        assert body_of(browser.delete(API + path, **nowhere), 404)["status"] == 404, path
-    assert body_of(browser.delete(f"{API}/queues/orders", **nowhere), 409)["type"] == "urn:bartleby:queue-in-use"
+        assert body_of(browser.delete(API + path, params={"reason": "x"}), 404)["status"] == 404, path
+    assert (
+        body_of(browser.delete(f"{API}/queues/orders", params={"reason": "x"}), 409)["type"]
+        == "urn:bartleby:queue-in-use"
+    )
     assert body_of(browser.delete(f"{API}/group-rules/1"), 422)["status"] == 422
     with Client(dsn) as client:
         assert (client.queues(), client.replays(), client.groups(), client.tokens(), client.sinks()) == before
@@ -412,6 +416,7 @@ def test_secrets_are_hidden_in_plans_patches_and_rules(client_as: ClientAs, dsn:
         one, _ = bury(client, [{"password": SECRET, "number": card}, {"password": SECRET, "number": card}])
         (group,) = client.groups()
         client.split_group(group.id, "payload.number", card, actor="ana", reason="two bugs")
+    plans: list[int] = []
     seen = [f"/groups/{group.id}/portrait", "/group-rules", "/audit", "/dead-letters", "/replays", "/overview"]
     for operation in (
         {"op": "copy", "from": "/password", "path": "/shown"},
@@ -425,6 +430,7 @@ def test_secrets_are_hidden_in_plans_patches_and_rules(client_as: ClientAs, dsn:
             refused = post(agent, "/replays", 403, ids=[one], patch=[operation])
             assert refused["type"] == "urn:bartleby:forbidden", operation
         plan = post(operator, "/replays", 201, filter=f"payload.password:{SECRET}", patch=[operation])
+        plans.append(plan["id"])
         seen += (f"/replays/{plan['id']}{path}" for path in ("", "/preview", "/items", f"/changes?message_id={one}"))
     for path in seen:
         answer = reader.get(API + path)
@@ -432,6 +438,6 @@ def test_secrets_are_hidden_in_plans_patches_and_rules(client_as: ClientAs, dsn:
         assert SECRET not in answer.text, path
         assert str(card) not in answer.text, path
     assert get(reader, "/dead-letters")["items"][0]["payload"] == {"password": "***", "number": "***"}
-    last = get(reader, f"/replays/{plan['id']}")
+    last = get(reader, f"/replays/{plans[-1]}")
     assert (last["items"], last["filter"], last["patch"][0]["value"]) == (2, "***", "***")
     assert get(reader, "/group-rules")[0]["value"] == "***"

@@ -22,7 +22,7 @@ from tests.kit.api import body_of
 from tests.web.conftest import SAME, WHOAMI, OpenConsole, add_token, signed_in, visiting
 
 PASSWORD = "correct horse battery staple"
-BY = {"actor": "a test", "reason": "testing"}
+BY: dict[str, Any] = {"actor": "a test", "reason": "testing"}
 PASSED_ON = ["X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Forwarded", "Via"]
 
 

@@ -1,322 +1,110 @@
-"""The console in an application of FastAPI, of Starlette and beside one of Django, and behind a proxy."""
+"""The console inside the FastAPI and Starlette applications of docs/howto/embed-the-console.md, in this process.
+
+tests/nightly/embedding serves them, and the one of Django, with uvicorn and behind proxies.
+"""
 
 import importlib.util
-import json
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psycopg
 import pytest
 from fastapi.testclient import TestClient
 
-from bartleby import Client, dev
+from bartleby import Client
 from bartleby.surfaces.web.authenticating import COOKIE
 from tests.kit import hosting
-from tests.kit.api import shop
-from tests.kit.database import NUMBERS, Connection, database_dsn
-from tests.kit.hosting import OURS, Serving
+from tests.kit.api import fill_queue
+from tests.kit.hosting import FOREIGN, INSIDE
 from tests.web.conftest import SAME, add_token
 
-INSIDE = "/internal/bartleby"
-HOSTS = {"fastapi": "fastapi_shop:app", "starlette": "starlette_shop:app", "django": "asgi:application"}
-ANA = "shop=key-of-ana"
-FOREIGN: list[dict[str, str]] = [
-    {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
-    {"Sec-Fetch-Site": "same-site"},
-    {"Origin": "https://evil.example"},
-    {"Origin": "null"},
-]
-
-
-@dataclass(frozen=True)
-class Host:
-    """An application with the console in it, and dead letters in the queue `orders` of its database."""
-
-    serving: Serving
-    dsn: str
-    letters: list[int]
-
-
-@pytest.fixture(scope="module", params=HOSTS)
-def host(
-    request: pytest.FixtureRequest,
-    server: dev.Server,
-    admin: Connection,
-    template: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Host]:
-    """Each host that the page has an example of, served by uvicorn; one after the other, for they start slowly."""
-    folder = tmp_path_factory.mktemp(request.param)
-    write_examples(folder)
-    environment = {}
-    if request.param == "django":
-        hosting.django_project(folder)
-        environment["DJANGO_SETTINGS_MODULE"] = "shop.settings"
-    with database(server, admin, template) as dsn:
-        letters = shop(dsn, letters=5)
-        with hosting.serving(dsn, folder, HOSTS[request.param], **environment) as running:
-            yield Host(running, dsn, letters)
-
-
-@contextmanager
-def database(server: dev.Server, admin: Connection, template: str) -> Iterator[str]:
-    """A database for several tests."""
-    name = f"test_{next(NUMBERS)}"
-    admin.execute(f"create database {name} template {template}".encode())
-    yield database_dsn(server, name)
-    admin.execute(f"drop database {name} with (force)".encode())
+Example = Callable[[str], Any]
 
 
 @pytest.fixture
-def letters(dsn: str) -> list[int]:
-    """Dead letters of a queue `orders`, in the test's own database."""
-    return shop(dsn)
-
-
-def write_examples(folder: Path) -> None:
-    for name, text in hosting.examples().items():
-        (folder / name).write_text(text)
-
-
-@contextmanager
-def signed_in(host: Host, name: str) -> Iterator[httpx.Client]:
-    """Somebody who is signed in at the application, not at the console."""
-    with host.serving.visitor() as visitor:
-        answer = visitor.post(f"/sign-in/{name}")
-        if answer.status_code == 404:  # here the middleware knows keys
-            visitor.cookies.set("shop", f"key-of-{name}")
-        else:
-            assert answer.status_code == 204
-        yield visitor
-
-
-def walked(visitor: httpx.Client, prefix: str, **headers: str) -> set[str]:
-    """Follow every link of the console; each stays under the prefix and leads somewhere."""
-    waiting, seen = {f"{prefix}/"}, set[str]()
-    while waiting - seen and len(seen) < 40:
-        path = min(waiting - seen, key=lambda each: ("?" in each, len(each), each))  # filters have no end
-        seen.add(path)
-        answer = visitor.get(path, headers=headers)
-        assert answer.status_code == 200, path
-        if not answer.headers["content-type"].startswith("text/html"):
-            continue
-        whole = "<html" in answer.text  # the rest are parts of pages
-        assert not whole or f'data-root="{prefix}"' in answer.text, "scripts would ask elsewhere"
-        found = hosting.links(answer.text)
-        inside = {each for each in found if not each.startswith("?")}
-        assert [each for each in inside if not f"{each}/".startswith(f"{prefix}/")] == [], path
-        posted = {each for each in inside if f'action="{each}"' in answer.text}
-        waiting |= {each.partition("#")[0] for each in inside - posted if "/live" not in each}
-    return seen
-
-
-def test_every_page_and_file_is_under_the_prefix(host: Host) -> None:
-    with signed_in(host, "ana") as visitor:
-        seen = walked(visitor, INSIDE)
-        assert {f"{INSIDE}/{each}" for each in ("", "groups", "queues", "operations", "audit")} <= seen
-        assert all(any(part in each for each in seen) for part in (f"{INSIDE}/letters", ".css", ".js"))
-        assert "the shop" in visitor.get("/").text
-        assert "content-security-policy" not in visitor.get("/").headers
-        slash = visitor.get(INSIDE)
-        assert slash.is_redirect
-        assert slash.headers["location"].removeprefix(str(visitor.base_url).rstrip("/")) == f"{INSIDE}/"
-
-
-def test_a_form_is_sent_and_goes_on_under_the_prefix(host: Host) -> None:
-    path = f"{INSIDE}/letters/{host.letters[0]}/discard"
-    with signed_in(host, "ana") as visitor:
-        answer = visitor.post(path, data={"reason": "a test"}, headers=SAME)
-        assert answer.status_code == 303
-        assert answer.headers["location"].startswith(f"{INSIDE}/letters")
-        flashes = [each for each in answer.headers.get_list("set-cookie") if not each.startswith(COOKIE)]
-        assert flashes
-        assert all(f"Path={INSIDE};" in f"{each};" for each in flashes)
-        with Client(host.dsn) as client:
-            [line] = client.audit_log(limit=1, action="letter.discard")
-            assert (line.actor, line.reason) == ("ana", "a test")
-        for headers in (*FOREIGN, {}):  # a cookie of the application counts as one of the console does
-            refused = visitor.post(path, data={"reason": "no"}, headers=headers)
-            assert refused.status_code == 403
-
-
-def test_a_host_says_who_it_is(host: Host) -> None:
-    api = f"{INSIDE}/api/v1"
-    with host.serving.visitor() as nobody:
-        assert nobody.get(f"{api}/queues").status_code == 401
-        asked = nobody.get(f"{INSIDE}/letters?filter=queue:orders")
-        assert asked.headers["location"].startswith(f"{INSIDE}/login?next=%2Finternal%2Fbartleby%2Fletters")
-    with signed_in(host, "eve") as eve:  # the application knows her, and that she has no business here
-        assert eve.get(f"{api}/queues").status_code == 401
-    with signed_in(host, "ana") as ana, signed_in(host, "ben") as ben:
-        for each in (ana, ben):
-            assert each.get(f"{api}/queues").json()[0]["name"] == "orders"
-        token = {"name": "x", "role": "reader", "reason": "a test"}
-        assert ben.post(f"{api}/tokens", json=token, headers=SAME).status_code == 403
-        assert ana.post(f"{api}/tokens", json=token, headers=SAME).status_code == 201
-        assert ana.post(f"{api}/tokens", json=token, headers=FOREIGN[0]).status_code == 403
-
-
-def test_tokens_and_sessions_of_the_console_work_beside_that(host: Host) -> None:
-    token = add_token(host.dsn, "operator")
-    with host.serving.visitor(Authorization=f"Bearer {token}") as program:
-        assert program.get(f"{INSIDE}/api/v1/queues").json()[0]["name"] == "orders"
-        document = program.get(f"{INSIDE}/api/v1/openapi.json").json()
-        assert document["servers"][0]["url"] == INSIDE
-        assert "/api/v1/queues" in document["paths"]
-    with host.serving.visitor() as person:
-        form = {"secret": token, "next": f"{INSIDE}/groups"}
-        answer = person.post(f"{INSIDE}/login", data=form, headers=SAME)
-        assert (answer.status_code, answer.headers["location"]) == (303, f"{INSIDE}/groups")
-        assert hosting.cookie_of(answer, COOKIE)[1]["path"] == INSIDE
-        assert person.get(f"{INSIDE}/groups").status_code == 200
-        assert person.post(f"{INSIDE}/logout", headers=SAME).headers["location"] == f"{INSIDE}/login"
-        assert person.get(f"{INSIDE}/groups").status_code == 303
-
-
-def test_a_stream_is_told(host: Host) -> None:
-    with Client(host.dsn) as client:
-        dead = client.count_letters("queue:orders").letters
-    with signed_in(host, "ana") as visitor, visitor.stream("GET", f"{INSIDE}/live") as stream:
-        assert stream.headers["content-type"].startswith("text/event-stream")
-        assert pulse(stream)["numbers"]["letters.dead"] == dead
-
-
-def test_a_stream_does_not_keep_a_host_from_ending(dsn: str, letters: list[int], tmp_path: Path) -> None:
-    write_examples(tmp_path)
-    with (
-        hosting.serving(dsn, tmp_path, HOSTS["starlette"]) as running,
-        running.visitor(Cookie=ANA) as visitor,
-        visitor.stream("GET", f"{INSIDE}/live") as stream,
-    ):
-        assert pulse(stream)["numbers"]["letters.dead"] == 3
-        assert running.end() in {0, -signal.SIGTERM}, "uvicorn ends by the signal that it was sent"
-
-
-def pulse(stream: httpx.Response) -> Any:
-    """The first pulse of a stream."""
-    lines = stream.iter_lines()
-    assert next(each for each in lines if each.startswith("event:")) == "event: pulse"
-    return json.loads(next(each for each in lines if each.startswith("data:")).removeprefix("data:"))
-
-
-def sessions(conn: psycopg.Connection[Any]) -> int:
-    """How many connections the console has."""
-    query = "select from pg_stat_activity where datname = current_database() and application_name = 'bartleby console'"
-    return conn.execute(query).rowcount
-
-
-@pytest.fixture
-def in_environment(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The database as an application in this process finds it."""
+def example(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Example:
+    """Load an example of the page, with this database."""
     monkeypatch.setenv("BARTLEBY_DSN", dsn)
 
+    def load(name: str) -> Any:
+        (tmp_path / f"{name}.py").write_text(hosting.examples()[f"{name}.py"])
+        spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.app
 
-def test_connections_open_late_and_close_with_the_host(
-    letters: list[int],
-    conn: psycopg.Connection[Any],
-    in_environment: None,
-    tmp_path: Path,
-    wait_for: Callable[[Callable[[], object]], None],
+    return load
+
+
+def sign_in(visitor: TestClient, name: str) -> None:
+    """Sign in at the application, not at the console."""
+    visitor.cookies.clear()
+    if visitor.post(f"/sign-in/{name}").status_code == 404:  # in this example a middleware knows keys
+        visitor.cookies.set("shop", f"key-of-{name}")
+
+
+@pytest.mark.parametrize("name", ["fastapi_shop", "starlette_shop"])
+def test_application_serves_the_console_and_names_its_users(dsn: str, example: Example, name: str) -> None:
+    letters, api = fill_queue(dsn, letters=5), f"{INSIDE}/api/v1"
+    with TestClient(example(name), base_url="http://localhost", follow_redirects=False) as visitor:
+        assert visitor.get(f"{api}/queues").status_code == 401
+        asked = visitor.get(f"{INSIDE}/letters?filter=queue:orders")
+        assert asked.headers["location"].startswith(f"{INSIDE}/login?next=%2Finternal%2Fbartleby%2Fletters")
+        sign_in(visitor, "eve")  # a user of the application without a role in the console
+        assert visitor.get(f"{api}/queues").status_code == 401
+        token = {"name": "x", "role": "reader", "reason": "a test"}
+        for user, status in (("ben", 403), ("ana", 201)):
+            sign_in(visitor, user)
+            assert visitor.get(f"{api}/queues").json()[0]["name"] == "orders"
+            assert visitor.post(f"{api}/tokens", json=token, headers=SAME).status_code == status, user
+            assert visitor.post(f"{api}/tokens", json=token, headers=FOREIGN[0]).status_code == 403, user
+        seen = hosting.walk(visitor, INSIDE)
+        assert {f"{INSIDE}/{each}" for each in ("", "groups", "queues", "operations", "audit")} <= seen
+        assert all(any(part in each for each in seen) for part in (f"{INSIDE}/letters", ".css", ".js"))
+        assert "content-security-policy" not in visitor.get("/").headers
+        path = f"{INSIDE}/letters/{letters[0]}/discard"
+        answer = visitor.post(path, data={"reason": "a test"}, headers=SAME)
+        assert (answer.status_code, answer.headers["location"].startswith(f"{INSIDE}/letters")) == (303, True)
+        notices = [each for each in answer.headers.get_list("set-cookie") if not each.startswith(COOKIE)]
+        assert notices
+        assert all(f"Path={INSIDE};" in f"{each};" for each in notices)
+        for headers in (*FOREIGN, {}):  # a cookie of the application is guarded like one of the console
+            assert visitor.post(path, data={"reason": "no"}, headers=headers).status_code == 403, headers
+    with Client(dsn) as client:
+        [line] = client.audit_log(limit=1, action="letter.discard")
+    assert (line.actor, line.reason) == ("ana", "a test")
+
+
+def test_tokens_and_sessions_of_the_console_work_in_an_application(dsn: str, example: Example) -> None:
+    fill_queue(dsn)
+    token = add_token(dsn, "operator")
+    with TestClient(example("fastapi_shop"), base_url="http://localhost", follow_redirects=False) as visitor:
+        document = visitor.get(f"{INSIDE}/api/v1/openapi.json", headers={"Authorization": f"Bearer {token}"}).json()
+        assert document["servers"][0]["url"] == INSIDE
+        assert "/api/v1/queues" in document["paths"]
+        form = {"secret": token, "next": f"{INSIDE}/groups"}
+        answer = visitor.post(f"{INSIDE}/login", data=form, headers=SAME)
+        assert (answer.status_code, answer.headers["location"]) == (303, f"{INSIDE}/groups")
+        assert hosting.cookie_of(answer, COOKIE)[1]["path"] == INSIDE
+        assert visitor.get(f"{INSIDE}/groups").status_code == 200
+        assert visitor.post(f"{INSIDE}/logout", headers=SAME).headers["location"] == f"{INSIDE}/login"
+        assert visitor.get(f"{INSIDE}/groups").status_code == 303
+
+
+def test_connections_open_on_demand_and_close_with_the_application(
+    dsn: str, example: Example, conn: psycopg.Connection[Any], wait_for: Callable[[Callable[[], object]], None]
 ) -> None:
-    write_examples(tmp_path)
-    spec = importlib.util.spec_from_file_location("fastapi_shop", tmp_path / "fastapi_shop.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for _ in range(2):  # tests of an application start and end it again and again
-        with TestClient(module.app, follow_redirects=False) as visitor:
+    query = "select from pg_stat_activity where datname = current_database() and application_name = 'bartleby console'"
+    fill_queue(dsn)
+    app = example("fastapi_shop")
+    for _ in range(2):  # tests of an application start and stop it again and again
+        with TestClient(app, follow_redirects=False) as visitor:
             assert visitor.get("/").status_code == 200
-            assert sessions(conn) == 0
-            assert visitor.post("/sign-in/ana").status_code == 204
+            assert conn.execute(query).rowcount == 0
+            sign_in(visitor, "ana")
             assert visitor.get(f"{INSIDE}/api/v1/queues").json()[0]["dead"] == 3
-            assert sessions(conn) > 0
-        wait_for(lambda: sessions(conn) == 0)
-
-
-@pytest.mark.parametrize("strips", [True, False], ids=["strips the prefix", "keeps it"])
-def test_behind_a_proxy_with_another_name(dsn: str, letters: list[int], tmp_path: Path, *, strips: bool) -> None:
-    write_examples(tmp_path)
-    token = add_token(dsn, "operator")
-    with (
-        hosting.serving(dsn, tmp_path, "behind_proxy:app") as behind,
-        hosting.proxy(behind.port, strips=strips) as port,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Host": OURS}, timeout=30) as visitor,
-    ):
-        asked = visitor.get("/ops/letters?filter=queue:orders")
-        assert asked.headers["location"] == "/ops/login?next=%2Fops%2Fletters%3Ffilter%3Dqueue%3Aorders"
-        form = {"secret": token, "next": "/ops/letters"}
-        own = {"Origin": f"https://{OURS}"}
-        for headers in FOREIGN:
-            assert visitor.post("/ops/login", data=form, headers=headers).status_code == 403
-        answer = visitor.post("/ops/login", data=form, headers=own)
-        assert (answer.status_code, answer.headers["location"]) == (303, "/ops/letters")
-        session, attributes = hosting.cookie_of(answer, COOKIE)
-        assert attributes["path"] == "/ops"
-        assert {"secure", "httponly"} <= set(attributes)
-        visitor.headers["Cookie"] = f"{COOKIE}={session}"
-        assert f"/ops/letters/{letters[0]}" in walked(visitor, "/ops")
-        holds_to_its_site(visitor, own, letters)
-        with visitor.stream("GET", "/ops/live") as stream:
-            assert pulse(stream)["numbers"]["letters.dead"] == 2
-        assert visitor.get("/ops/api/v1/openapi.json").json()["servers"][0]["url"] == "/ops"
-
-
-def holds_to_its_site(visitor: httpx.Client, own: dict[str, str], letters: list[int]) -> None:
-    """Change something as a page of this site does, and fail to as one of another."""
-    path = f"/ops/letters/{letters[0]}/discard"
-    for headers in (*FOREIGN, {}):  # a session that says nothing of where it comes from is no program
-        assert visitor.post(path, data={"reason": "no"}, headers=headers).status_code == 403
-        asked = {"ids": letters[:1], "reason": "no"}
-        assert visitor.post("/ops/api/v1/dead-letters/discard", json=asked, headers=headers).status_code == 403
-    done = visitor.post(path, data={"reason": "a test"}, headers=own)
-    assert done.status_code == 303
-    assert done.headers["location"].startswith("/ops/letters")
-
-
-def test_a_proxy_that_does_not_say_its_name(dsn: str, letters: list[int], tmp_path: Path) -> None:
-    text = hosting.examples()["behind_proxy.py"]
-    named = text.replace('prefix="/ops"', f'prefix="/ops", origins=("https://{OURS}",)')
-    assert named != text
-    (tmp_path / "named.py").write_text(named)
-    (tmp_path / "unnamed.py").write_text(text)
-    token = add_token(dsn, "operator")
-    for module, status in {"unnamed": 403, "named": 303}.items():
-        with (
-            hosting.serving(dsn, tmp_path, f"{module}:app") as behind,
-            hosting.proxy(behind.port, strips=True, tells=False) as port,
-            httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Host": OURS}, timeout=30) as visitor,
-        ):
-            answer = visitor.post("/ops/login", data={"secret": token}, headers={"Origin": f"https://{OURS}"})
-            assert answer.status_code == status
-            for headers in FOREIGN:
-                assert visitor.post("/ops/login", data={"secret": token}, headers=headers).status_code == 403
-
-
-def test_a_host_behind_a_proxy_that_strips(dsn: str, letters: list[int], tmp_path: Path) -> None:
-    write_examples(tmp_path)
-    token, inside = add_token(dsn, "operator"), f"/ops{INSIDE}"
-    with (
-        hosting.serving(dsn, tmp_path, "fastapi_shop:app", "/ops") as behind,
-        hosting.proxy(behind.port, strips=True) as port,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Host": OURS}, timeout=30) as visitor,
-    ):
-        answer = visitor.post(f"{inside}/login", data={"secret": token}, headers=SAME)
-        session, attributes = hosting.cookie_of(answer, COOKIE)
-        assert (answer.headers["location"], attributes["path"]) == (f"{inside}/", inside)
-        visitor.headers["Cookie"] = f"{COOKIE}={session}"
-        assert f"{inside}/groups" in walked(visitor, inside)
-        discard = f"{inside}/letters/{letters[0]}/discard"
-        assert visitor.post(discard, data={"reason": "no"}, headers=FOREIGN[0]).status_code == 403
-        done = visitor.post(discard, data={"reason": "a test"}, headers=SAME)
-        assert done.headers["location"].startswith(f"{inside}/letters")
-
-
-def test_every_example_of_the_page_is_tried() -> None:
-    assert set(hosting.examples()) == {"fastapi_shop.py", "starlette_shop.py", "asgi.py", "behind_proxy.py"}
-    assert hosting.PAGE.read_text().count("```python") == 4
+            assert conn.execute(query).rowcount > 0
+        wait_for(lambda: conn.execute(query).rowcount == 0)

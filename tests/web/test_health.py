@@ -1,27 +1,235 @@
-"""What GET /health says of a database that is there, and cannot be used."""
+"""Health, metrics, the check-up, and a database that is missing, silent, or refuses its user."""
 
+import asyncio
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import httpx
 import psycopg
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.testclient import TestClient
 from psycopg.conninfo import make_conninfo
 
+from bartleby import Client, __version__, dev, schema
+from bartleby.surfaces import checkup
+from bartleby.surfaces.checkup import Finding
 from bartleby.surfaces.web import ConsoleSettings, console
-from tests.web.conftest import visiting
+from tests.kit.api import body_of
+from tests.kit.burying import bury
+from tests.kit.proxy import Proxy
+from tests.web.conftest import LOCAL, ClientAs, visiting
+
+Connection = psycopg.Connection[tuple[object, ...]]
+HEALTH = "/api/v1/health"
+LINE = re.compile(r"^(?P<name>[a-z_]+)(\{(?P<labels>.*)\})? (?P<value>-?\d+(\.\d+)?([eE][+-]?\d+)?)$")
+BY: dict[str, Any] = {"actor": "a test", "reason": "testing"}
 
 
-def status(dsn: str) -> tuple[int, str]:
-    app = console(dsn, ConsoleSettings(authenticate=False))
-    with visiting(app) as browser:
-        answer = browser.get("/api/v1/health")
+def with_look(app: FastAPI) -> FastAPI:
+    """Add a route of the API and a page that read the database."""
+
+    def look(request: Request) -> int:
+        return len(request.app.state.house.reader.queues())
+
+    for path in ("/api/v1/test", "/test"):
+        app.add_api_route(path, look, methods=["GET"])
+    return app
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_missing_database_is_reported_to_local_callers_and_not_to_strangers() -> None:
+    port = unused_port()
+    away = f"host=127.0.0.1 port={port} dbname=x user=secretive connect_timeout=1"
+    with visiting(with_look(console(away, ConsoleSettings(authenticate=False)))) as visitor:
+        answer = visitor.get("/api/v1/test")
+        assert str(port) in body_of(answer, 503)["detail"]
+        assert int(answer.headers["retry-after"]) > 0
+        page = visitor.get("/test")
+        assert page.status_code == 503
+        assert page.headers["content-type"].startswith("text/html")
+        health = visitor.get(HEALTH)
+        assert (health.status_code, health.json()["status"]) == (503, "database away")
+        assert visitor.get(f"{HEALTH}?check=process").json()["status"] == "ok"
+    app = with_look(console(away))
+    answer = visiting(app, Authorization="Bearer bly_whatever").get("/api/v1/test")
     app.state.house.close()
-    return answer.status_code, answer.json()["status"]
+    assert answer.status_code == 503
+    for secret in ("127.0.0.1", str(port), "secretive"):
+        assert secret not in answer.text
 
 
-def test_a_database_that_is_there_and_cannot_be_used_says_why(
-    dsn: str, conn: psycopg.Connection[tuple[object, ...]]
+@pytest.mark.own_database
+def test_console_recovers_when_its_database_returns(
+    dsn: str, admin: Connection, wait_for: Callable[[Callable[[], object]], None]
 ) -> None:
-    assert status(dsn) == (200, "ok")
-    assert status(make_conninfo(dsn, dbname="postgres")) == (503, "not installed")
-    conn.execute("create role health_nobody login password 'none'")
+    name = dsn.rpartition("/")[2]
+    with visiting(with_look(console(f"{dsn}?connect_timeout=1", ConsoleSettings(authenticate=False)))) as visitor:
+        assert visitor.get("/api/v1/test").status_code == 200
+        admin.execute(f"alter database {name} allow_connections false".encode())
+        admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
+        for _ in range(3):
+            assert visitor.get("/api/v1/test").status_code == 503
+        admin.execute(f"alter database {name} allow_connections true".encode())
+        wait_for(lambda: visitor.get("/api/v1/test").status_code == 200)
+        assert visitor.get(HEALTH).json()["schema_version"]
+
+
+def test_silent_database_is_503_and_not_an_endless_wait(
+    dsn: str, server: dev.Server, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[[Callable[[], object]], None]
+) -> None:
+    monkeypatch.setattr("bartleby.surfaces.pools._READER_SILENCE", 1.0)
+    monkeypatch.setattr("bartleby.surfaces.pools._PATIENCE", 1.0)
+    wire = Proxy(server.port)
     try:
-        assert status(make_conninfo(dsn, user="health_nobody", password="none")) == (503, "no rights")
+        with visiting(with_look(console(wire.dsn(dsn), ConsoleSettings(authenticate=False)))) as visitor:
+            wait_for(lambda: visitor.get("/api/v1/test").status_code == 200)
+            wire.mode = "blackhole"
+            for _ in range(2):
+                assert visitor.get("/api/v1/test").status_code == 503
+            wire.mode = "pass"
+            wait_for(lambda: visitor.get("/api/v1/test").status_code == 200)
     finally:
-        conn.execute("drop role health_nobody")
+        wire.close()
+
+
+@pytest.mark.own_database
+def test_database_that_cannot_be_used_says_why(dsn: str, conn: Connection) -> None:
+    def status(address: str) -> tuple[int, str, str]:
+        app = with_look(console(address, ConsoleSettings(authenticate=False)))
+        with visiting(app) as visitor:
+            answer, look = visitor.get(HEALTH), visitor.get("/api/v1/test")
+            metrics, page = visitor.get("/metrics"), visitor.get("/groups")
+        assert (look.status_code == 200) == (answer.status_code == 200)
+        if answer.json()["status"] == "not installed":
+            assert (metrics.status_code, metrics.json()["hint"]) == (503, "run: bartleby install")
+            assert "bartleby install" in page.text
+            assert "pg_isready" not in page.text
+        return answer.status_code, answer.json()["status"], "" if look.is_success else look.json()["hint"]
+
+    assert status(dsn) == (200, "ok", "")
+    assert status(make_conninfo(dsn, dbname="postgres"))[:2] == (503, "not installed")
+    name = f"health_{dsn.rpartition('_')[2]}"
+    conn.execute(f"create role {name} login password 'none'".encode())
+    try:
+        *found, hint = status(make_conninfo(dsn, user=name, password="none"))
+    finally:
+        conn.execute(f"drop role {name}".encode())
+    assert found == [503, "no rights"]
+    assert "bartleby_reader" in hint
+    schema.uninstall(conn)
+    assert status(dsn)[:2] == (503, "not installed")
+
+
+def test_health_is_public_and_short(guarded: FastAPI) -> None:
+    assert body_of(visiting(guarded).get(HEALTH)) == {
+        "status": "ok",
+        "version": __version__,
+        "schema_version": __version__,
+    }
+    assert visiting(guarded).get(f"{HEALTH}?check=x").json()["type"] == "urn:bartleby:invalid-request"
+
+
+def test_many_health_checks_share_one_query(site: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, looks = threading.Event(), []
+
+    def slow(_: object) -> str:
+        looks.append(1)
+        assert go_on.wait(60)
+        return "7"
+
+    monkeypatch.setattr("bartleby.client.Client.version", slow)
+
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app=site, client=LOCAL)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as visitor:
+            waiting = [asyncio.create_task(visitor.get(HEALTH)) for _ in range(100)]
+            alive = await asyncio.wait_for(visitor.get(f"{HEALTH}?check=process"), 60)
+            assert alive.json()["status"] == "ok"
+            assert not any(each.done() for each in waiting)
+            go_on.set()
+            return await asyncio.gather(*waiting)
+
+    assert {each.json()["schema_version"] for each in asyncio.run(ask())} == {"7"}
+    assert len(looks) == 1
+
+
+def test_slow_check_of_the_doctor_does_not_hide_the_others(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(_: Client) -> Iterator[Finding]:
+        yield Finding("good", "letters", "so far")
+        raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+
+    slow.__name__ = "_letters"
+    monkeypatch.setattr(checkup, "_letters", slow)
+    with Client(dsn) as client:
+        found = {each.check: each for each in checkup.examine(client)}
+    assert found["letters"].status == "warning"
+    assert "took longer" in found["letters"].text
+    assert found["schema"].status == "good"
+    assert "audit" in found
+
+
+def samples(text: str) -> dict[str, float]:
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            assert LINE.match(line), line
+            name, _, value = line.rpartition(" ")
+            assert name not in found, f"twice: {name}"
+            found[name] = float(value)
+    return found
+
+
+def test_metrics(browser: TestClient, client: Client, client_as: ClientAs) -> None:
+    client.create_queue("billing")
+    bury(client, [1, 2])
+    client.send_many("orders", [{"payload": n} for n in range(3)])
+    client.send("orders", 9, delay=timedelta(hours=1))
+    client.pause_queue("billing", **BY)
+    client.put_sink("bus", "log", {}, **BY)
+    client.report_worker("w", queues=["orders"], host="h", pid=1, concurrency=4, running=3)
+    client.plan_replay("queue:orders", **BY)
+    answer = browser.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found = samples(answer.text)
+    for name, value in {
+        'queue_messages{queue="orders",state="ready"}': 3,
+        'queue_messages{queue="orders",state="deferred"}': 1,
+        'dead_letters{queue="orders"}': 2,
+        'queue_oldest_ready_age_seconds{queue="billing"}': 0,
+        'queue_paused{queue="billing"}': 1,
+        'queue_paused{queue="orders"}': 0,
+        'groups{queue="orders",state="open"}': 1,
+        'replays{status="draft"}': 1,
+        'emit_failures_total{sink="bus"}': 0,
+        'emit_published_total{sink="bus"}': 0,
+        'sink_state{sink="bus",state="working"}': 1,
+        'workers{kind="worker",state="working"}': 1,
+        'workers_running{kind="worker"}': 3,
+        f'build_info{{version="{__version__}"}}': 1,
+        "console_streams": 0,
+    }.items():
+        assert found[f"bartleby_{name}"] == value, name
+    assert found['bartleby_queue_oldest_ready_age_seconds{queue="orders"}'] > 0
+    assert found['bartleby_sink_waiting{sink="bus"}'] >= 0
+    assert sum(found[f'bartleby_queue_breaker{{queue="orders",state="{each}"}}'] for each in ("off", "closed")) == 1
+    lines = answer.text.splitlines()
+    helped = [line.split()[2] for line in lines if line.startswith("# HELP")]
+    types = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
+    assert helped == list(types)
+    assert len(set(helped)) == len(helped)
+    assert all((kind == "counter") == name.endswith("_total") for name, kind in types.items())
+    assert {line.partition("{")[0].partition(" ")[0] for line in lines if not line.startswith("#")} <= set(helped)
+    held = client_as("reader", ["billing"]).get("/metrics").text
+    assert samples(held)['bartleby_queue_messages{queue="billing",state="ready"}'] == 0
+    for other in ("orders", "bus", "bartleby_workers"):
+        assert other not in held

@@ -76,7 +76,7 @@ def test_every_kind_of_write_is_done_once(browser: TestClient, dsn: str) -> None
     with Client(dsn) as client:
         assert get(browser, "/queues/orders")["ready"] == 1
         assert len(get(browser, "/replays")["items"]) == 1
-        assert (statuses(client, ids), first["changed"]) == (["discarded"] * 3, 3)
+        assert statuses(client, ids) == ["discarded"] * 3
         assert len(client.audit_log(action="letter.discard")) == 1
     post(browser, "/queues", 201, name="more")
     for _ in range(2):

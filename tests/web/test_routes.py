@@ -272,8 +272,8 @@ def test_reader_is_shown_no_secret_and_no_queue_of_others(client_as: ClientAs, g
                     assert SECRET not in text, route
                     seen += status == 200
         assert seen > (40 if queues is None else 30)
-        for format in ("csv", "jsonl"):
-            answer = reader.get(f"{API}/dead-letters/export?filter=status:any&format={format}")
+        for kind in ("csv", "jsonl"):
+            answer = reader.get(f"{API}/dead-letters/export?filter=status:any&format={kind}")
             assert answer.status_code == 200
             assert "***" in answer.text
             assert SECRET not in answer.text
@@ -332,7 +332,7 @@ def test_every_page_escapes_texts_of_strangers(browser: TestClient, site: FastAP
         )
         client.tally()
         group = client.groups(limit=1)[0].id
-        by = {"actor": EVIL, "reason": EVIL}
+        by: dict[str, Any] = {"actor": EVIL, "reason": EVIL}
         client.acknowledge_group(group, owner=EVIL, **by)
         client.split_group(group, "payload.a", EVIL, **by)
         plan = client.plan_replay("queue:orders", patch=[{"op": "add", "path": "/b", "value": EVIL}], **by)

@@ -7,10 +7,10 @@ import psycopg
 import pytest
 from playwright.sync_api import expect
 
+from tests.kit.api import shorten_searches
 from tests.kit.browser import Look, Site, is_live
 from tests.kit.shop import bury
 from tests.nightly.browser.test_reading import violations
-from tests.kit.api import shorten_searches
 
 
 @pytest.fixture

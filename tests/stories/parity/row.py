@@ -1,7 +1,7 @@
-"""Every verb of an operator and what it is called on each surface; where a surface has none, why.
+"""The row of the table of verbs.
 
 A name is written as it is used, with arguments in braces: `queues pause {queue}`, `POST /queues/{queue}/pause`. After
-a bar stand the fields of a request or the arguments of a tool, `field=argument` where they are called differently.
+a bar stand the fields of a request or the arguments of a tool, `field=argument` where the names differ.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class Why(str):
 
 @dataclass(frozen=True)
 class Row:
-    """One verb. `python` is the verb of both clients; `more` are further names of the same on HTTP.
+    """One verb. `python` is its name in both clients, `more` are further names on HTTP.
 
-    `pick` makes it a look: these members of its answer are compared. What the story cannot do says why in `untold`.
+    `pick` makes it a read: these members of its answer are compared. `untested` says why the story cannot do it.
     """
 
     sql: str
@@ -28,4 +28,4 @@ class Row:
     more: tuple[str, ...] = ()
     pick: tuple[str, ...] = ()
     signed: bool = True
-    untold: str = ""
+    untested: str = ""

@@ -1,4 +1,4 @@
-"""A night of an operator, told once for all surfaces, with every verb that there is."""
+"""One story with every operator verb, the same on all surfaces."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -6,8 +6,8 @@ from typing import Any
 
 from bartleby import Client, Failure
 from bartleby.hashing import digest
-from tests.stories.parity.hands import Hands
 from tests.stories.parity.row import Why
+from tests.stories.parity.surfaces import Surface
 from tests.stories.parity.table import ROWS
 
 UNTIL = datetime(2099, 1, 1, 12, tzinfo=UTC)
@@ -15,160 +15,161 @@ UNTIL = datetime(2099, 1, 1, 12, tzinfo=UTC)
 
 @dataclass
 class World:
-    """What happens without an operator: work fails, is done, and plans go on."""
+    """Everything that happens without an operator: messages fail or are done, plans advance."""
 
     client: Client
     answers: list[object] = field(default_factory=list)
 
     def fail(self, queue: str, kinds: list[str]) -> None:
-        """Let everything die, of these errors in turn."""
+        """Fail all messages, with these error types in turn."""
         lease = self.client.claim(queue, "web-1", limit=100)
         assert lease is not None
-        told = [
+        failures = [
             Failure(
                 each.position, kinds[number % len(kinds)], "no", fingerprint=kinds[number % len(kinds)], verdict="dead"
             )
             for number, each in enumerate(lease)
         ]
-        self.client.fail(lease.id, told)
+        self.client.fail(lease.id, failures)
 
     def advance(self, replay_id: int) -> None:
-        """Let a plan go on as far as it can."""
+        """Advance a plan as far as possible."""
         while any(each.moved for each in self.client.advance_replays(replay_id=replay_id)):
             pass
 
     def work(self, queue: str) -> None:
-        """Do everything that is ready."""
+        """Acknowledge everything that is ready."""
         while lease := self.client.claim(queue, "web-1", limit=100):
             self.client.ack(lease.id)
 
 
-def tell(hand: Hands, world: World) -> None:
-    """A night of an operator, with every verb that there is."""
-    letters = prepare(hand, world)
-    sort_out(hand, letters)
-    bug = name_the_bugs(hand, world)
-    replay(hand, world, bug, letters)
-    keep_house(hand, world)
+def run_story(surface: Surface, world: World) -> None:
+    """Run every verb once."""
+    letters = prepare(surface, world)
+    sort_out(surface, letters)
+    bug = triage(surface, world)
+    replay(surface, world, bug, letters)
+    operate(surface, world)
 
 
-def prepare(hand: Hands, world: World) -> list[int]:
-    """Queues, messages, and their end."""
-    hand.do("create_queue", queue="orders", policy={"max_attempts": 1, "breaker": "off"})
-    hand.do("create_queue", queue="spare", policy={})
-    hand.do("configure_queue", queue="orders", policy={"approve_above": 1})
+def prepare(surface: Surface, world: World) -> list[int]:
+    """Create queues, send messages and let them die."""
+    surface.do("create_queue", queue="orders", policy={"max_attempts": 1, "breaker": "off"})
+    surface.do("create_queue", queue="spare", policy={})
+    surface.do("configure_queue", queue="orders", policy={"approve_above": 1})
     letters = [
-        hand.do("send", queue="orders", payload={"n": number, "country": "AT"}, key=f"order-{number}")
+        surface.do("send", queue="orders", payload={"n": number, "country": "AT"}, key=f"order-{number}")
         for number in range(8)
     ]
     messages = [{"payload": {"n": number, "country": "DE"}} for number in range(4)]
-    hand.do("send_many", queue="orders", messages=messages)
+    surface.do("send_many", queue="orders", messages=messages)
     letters += range(letters[-1] + 1, letters[-1] + 5)
-    look(hand, world, "queues")
-    look(hand, world, "find_message", message_id=letters[0])
+    read(surface, world, "queues")
+    read(surface, world, "find_message", message_id=letters[0])
     world.fail("orders", ["KeyError", "ValueError", "OSError"])
     for filter in ("queue:orders", "type:KeyError", "payload.country:DE", "queue:spare"):
-        look(hand, world, "count_letters", filter=filter)
-    look(hand, world, "dead_letters", filter="queue:orders")
+        read(surface, world, "count_letters", filter=filter)
+    read(surface, world, "dead_letters", filter="queue:orders")
     for verb in ("dead_letter", "attempts", "explain"):
-        look(hand, world, verb, message_id=letters[0])
+        read(surface, world, verb, message_id=letters[0])
     return letters
 
 
-def sort_out(hand: Hands, letters: list[int]) -> None:
-    """Letters that are given up, taken back, held and erased."""
-    hand.do("discard", message_ids=letters[:3])
-    hand.do("restore", message_ids=letters[:1])
-    hand.do("hold", message_ids=letters[3:5])
-    hand.do("release held", message_ids=letters[3:4])
-    hand.do("erase_key", key="order-2")
-    hand.do("replay", message_ids=letters[5:6])
+def sort_out(surface: Surface, letters: list[int]) -> None:
+    """Discard, restore, hold, release, erase and replay letters."""
+    surface.do("discard", message_ids=letters[:3])
+    surface.do("restore", message_ids=letters[:1])
+    surface.do("hold", message_ids=letters[3:5])
+    surface.do("release held", message_ids=letters[3:4])
+    surface.do("erase_key", key="order-2")
+    surface.do("replay", message_ids=letters[5:6])
 
 
-def name_the_bugs(hand: Hands, world: World) -> int:
-    """What is said of groups; return the one that has most letters in the end."""
-    look(hand, world, "groups", queue="orders")
+def triage(surface: Surface, world: World) -> int:
+    """Triage the groups; return the one with most letters."""
+    read(surface, world, "groups", queue="orders")
     known = {each.error_type: each.id for each in world.client.groups("orders")}
     first, second, third = (known[each] for each in ("KeyError", "ValueError", "OSError"))
-    hand.do("acknowledge_group", group_id=first, owner="ana")
-    hand.do("mute_group", group_id=second, until=UNTIL)
-    hand.do("resolve_group", group_id=third, version="1.4.0")
-    look(hand, world, "group", group_id=third)
-    hand.do("reopen_group", group_id=third)
-    split = hand.do("split_group", group_id=third, path="payload.country", value="DE")
+    surface.do("acknowledge_group", group_id=first, owner="ana")
+    surface.do("mute_group", group_id=second, until=UNTIL)
+    surface.do("resolve_group", group_id=third, version="1.4.0")
+    read(surface, world, "group", group_id=third)
+    surface.do("reopen_group", group_id=third)
+    split = surface.do("split_group", group_id=third, path="payload.country", value="DE")
     assert split not in known.values()
-    hand.do("merge_groups", group_ids=[second], into=first)
+    surface.do("merge_groups", group_ids=[second], into=first)
     while world.client.regroup():
         pass
-    look(hand, world, "group_rules")
-    hand.do("remove_rule", rule_id=1)
+    read(surface, world, "group_rules")
+    surface.do("remove_rule", rule_id=1)
     while world.client.regroup():
         pass
-    look(hand, world, "groups", queue="orders")
-    look(hand, world, "group", group_id=first)
-    look(hand, world, "shared_values", group_id=first)
+    read(surface, world, "groups", queue="orders")
+    read(surface, world, "group", group_id=first)
+    read(surface, world, "shared_values", group_id=first)
     return first
 
 
-def replay(hand: Hands, world: World, bug: int, letters: list[int]) -> None:
-    """One plan that a second person approves, one that is given up, one of a single letter."""
-    first = hand.do("plan_replay", filter=f"group:{bug}")
-    look(hand, world, "find_replay", replay_id=first)
-    shown = hand.hash_of(first)
-    hand.do("approve_replay", by="bob", replay_id=first, hash=shown)
-    hand.do("start_replay", replay_id=first, hash=shown)
-    hand.do("pause_replay", replay_id=first)
-    hand.do("resume_replay", replay_id=first)
+def replay(surface: Surface, world: World, bug: int, letters: list[int]) -> None:
+    """Run a plan that a second person approves, cancel one, and run one of a single letter."""
+    first = surface.do("plan_replay", filter=f"group:{bug}")
+    read(surface, world, "find_replay", replay_id=first)
+    shown = surface.hash_of(first)
+    surface.do("approve_replay", by="bob", replay_id=first, hash=shown)
+    surface.do("start_replay", replay_id=first, hash=shown)
+    surface.do("pause_replay", replay_id=first)
+    surface.do("resume_replay", replay_id=first)
     world.advance(first)
     world.work("orders")
     world.advance(first)
-    second = hand.do("plan_replay", filter="queue:orders")
-    hand.do("cancel_replay", replay_id=second)
-    one = hand.do("plan_replay", filter=f"id:{letters[8]}")
-    if world.client.replays(limit=1)[0].status == "draft":  # a command starts what needs nobody else
-        hand.do("start_replay", replay_id=one, hash=hand.hash_of(one))
+    second = surface.do("plan_replay", filter="queue:orders")
+    surface.do("cancel_replay", replay_id=second)
+    one = surface.do("plan_replay", filter=f"id:{letters[8]}")
+    if world.client.replays(limit=1)[0].status == "draft":  # the command line has started it
+        surface.do("start_replay", replay_id=one, hash=surface.hash_of(one))
     world.advance(one)
-    look(hand, world, "find_replay", replay_id=first)
-    look(hand, world, "replays")
-    look(hand, world, "replay_items", replay_id=first)
-    look(hand, world, "replay_changes", replay_id=first, message_ids=letters[:1])
+    read(surface, world, "find_replay", replay_id=first)
+    read(surface, world, "replays")
+    read(surface, world, "replay_items", replay_id=first)
+    read(surface, world, "replay_changes", replay_id=first, message_ids=letters[:1])
 
 
-def keep_house(hand: Hands, world: World) -> None:
-    """Queues, sinks, workers, who comes in, and the audit."""
-    hand.do("pause_queue", queue="orders", until=UNTIL)
-    hand.do("pause_queue", queue="spare", until=UNTIL)
-    hand.do("resume_queue", queue="spare")
-    hand.do("force_breaker", queue="orders")
-    hand.do("close_breaker", queue="orders")
-    hand.do("drop_queue", queue="spare")
+def operate(surface: Surface, world: World) -> None:
+    """Operate queues, sinks, workers and tokens, and read the audit log."""
+    surface.do("pause_queue", queue="orders", until=UNTIL)
+    surface.do("pause_queue", queue="spare", until=UNTIL)
+    surface.do("resume_queue", queue="spare")
+    surface.do("force_breaker", queue="orders")
+    surface.do("close_breaker", queue="orders")
+    surface.do("drop_queue", queue="spare")
     for name in ("bus", "spare"):
-        hand.do("put_sink", name=name, kind="log", settings={})
-        hand.do("pause_sink", name=name)
-    hand.do("resume_sink", name="bus")
-    hand.do("remove_sink", name="spare")
+        surface.do("put_sink", name=name, kind="log", settings={})
+        surface.do("pause_sink", name=name)
+    surface.do("resume_sink", name="bus")
+    surface.do("remove_sink", name="spare")
     world.client.report_worker("web-1", queues=["orders"], concurrency=4, running=1)
-    hand.do("drain_worker", name="web-1")
+    surface.do("drain_worker", name="web-1")
     kept = [
-        hand.do("add_token", name=name, kind="token", role="reader", hash=digest(name)) for name in ("deploy", "gone")
+        surface.do("add_token", name=name, kind="token", role="reader", hash=digest(name))
+        for name in ("deploy", "gone")
     ]
-    hand.do("revoke_token", token_id=kept[1])
-    look(hand, world, "queues")
+    surface.do("revoke_token", token_id=kept[1])
+    read(surface, world, "queues")
     for verb in ("sinks", "workers", "tokens", "verify_audit"):
-        look(hand, world, verb)
-    look(hand, world, "audit_log", action="queue.pause")
-    assert not hand_has(hand, "audit_anchor") or hand.look("audit_anchor")
+        read(surface, world, verb)
+    read(surface, world, "audit_log", action="queue.pause")
+    assert not has(surface, "audit_anchor") or surface.read("audit_anchor")
 
 
-def look(hand: Hands, world: World, verb: str, **what: Any) -> None:
-    """Look, and keep what was seen beside what the Python client sees at that moment."""
-    if not hand_has(hand, verb):
+def read(surface: Surface, world: World, verb: str, **what: Any) -> None:
+    """Read, compare with what the Python client reads now, and keep the answer."""
+    if not has(surface, verb):
         return
-    seen = hand.look(verb, **what)
+    seen = surface.read(verb, **what)
     if not isinstance(ROWS[verb].python, Why):
-        assert seen == Hands(world.client).look(verb, **what), verb
+        assert seen == Surface(world.client).read(verb, **what), verb
     world.answers.append((verb, what, seen))
 
 
-def hand_has(hand: Hands, verb: str) -> bool:
-    return not isinstance(getattr(ROWS[verb], hand.surface), Why)
+def has(surface: Surface, verb: str) -> bool:
+    return not isinstance(getattr(ROWS[verb], surface.surface), Why)

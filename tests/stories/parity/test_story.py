@@ -1,4 +1,4 @@
-"""The same story on six fresh databases, one for each surface: afterwards they hold the same."""
+"""The same story on six databases, one for each surface: afterwards state and audit log are the same."""
 
 import contextlib
 import signal
@@ -18,17 +18,14 @@ from bartleby.surfaces.cli import main
 from bartleby.surfaces.web import console
 from tests.kit.commands import Done, checked
 from tests.kit.database import NUMBERS, Connection, database_dsn, wait_for_sessions_to_end
-from tests.stories.parity import hands
-from tests.stories.parity.hands import WHY, Hands
-from tests.stories.parity.naming import bare
-from tests.stories.parity.story import World, tell
-from tests.stories.parity.table import ROWS
+from tests.stories.parity import surfaces
+from tests.stories.parity.story import World, run_story
+from tests.stories.parity.surfaces import WHY, Surface
+from tests.stories.parity.table import ROWS, bare
 from tests.web.conftest import add_token, visiting
 
 SURFACES = ("sql", "python", "async", "cli", "http", "mcp")
-NOTES = {"agent.call"}
-"""What a surface writes down that is nobody's deed."""
-COUNTS = {
+STATE = {
     "queues": "select name, ready, leased, deferred, dead, paused, paused_until, breaker from bartleby.queues",
     "letters": "select queue, status, held_at is not null, erased_at is not null, cycle, count(*)"
     " from bartleby.dead_letters group by 1, 2, 3, 4, 5",
@@ -43,69 +40,77 @@ COUNTS = {
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a surface has left behind."""
+class Result:
+    """What the story has left behind on a surface."""
 
-    hand: Hands
+    surface: Surface
     state: dict[str, list[tuple[Any, ...]]]
     audit: list[AuditLine]
     answers: list[Any]
 
     @property
-    def deeds(self) -> list[AuditLine]:
-        return [each for each in self.audit if each.action not in NOTES]
+    def actions(self) -> list[AuditLine]:
+        """The audit log without the calls that a surface records for itself."""
+        return [each for each in self.audit if each.action != "agent.call"]
+
+    def numbered_answers(self) -> dict[tuple[str, str, int], object]:
+        seen: Counter[tuple[str, str]] = Counter()
+        found = {}
+        for verb, what, answer in self.answers:
+            seen[verb, str(what)] += 1
+            found[verb, str(what), seen[verb, str(what)]] = answer
+        return found
 
 
 @pytest.fixture(scope="module")
-def told(server: dev.Server, admin: Connection, template: str) -> dict[str, Told]:
-    """The story on each surface; it takes long, so it is told once."""
+def results(server: dev.Server, admin: Connection, template: str) -> dict[str, Result]:
+    """The story on each surface; it takes long, so it runs once."""
     found = {}
-    for surface in SURFACES:
-        name = f"test_{next(NUMBERS)}"
-        admin.execute(f"create database {name} template {template}".encode())
-        found[surface] = _told(surface, database_dsn(server, name))
-        wait_for_sessions_to_end(admin, name)
-        admin.execute(f"drop database {name} with (force)".encode())
+    for name in SURFACES:
+        database = f"test_{next(NUMBERS)}"
+        admin.execute(f"create database {database} template {template}".encode())
+        found[name] = _result(name, database_dsn(server, database))
+        wait_for_sessions_to_end(admin, database)
+        admin.execute(f"drop database {database} with (force)".encode())
     return found
 
 
-def _told(surface: str, dsn: str) -> Told:
-    tokens = {name: add_token(dsn, role, name=name) for name, role in (("ana", "admin"), ("bob", "operator"))}
-    with Client(dsn) as client, contextlib.ExitStack() as opened:
+def _result(name: str, dsn: str) -> Result:
+    tokens = {person: add_token(dsn, role, name=person) for person, role in (("ana", "admin"), ("bob", "operator"))}
+    with Client(dsn) as client, _opened(name, dsn, client, tokens) as surface:
         begun = client.audit_log(limit=1)[0].id
-        hand = opened.enter_context(_hand(surface, dsn, client, tokens))
         world = World(client)
-        tell(hand, world)
+        run_story(surface, world)
         lines = [each for each in client.audit_log(limit=1000)[::-1] if each.id > begun]
     with psycopg.connect(dsn, autocommit=True) as connection:
-        state = {name: sorted(connection.execute(query.encode()).fetchall(), key=str) for name, query in COUNTS.items()}
-    return Told(hand, state, lines, world.answers)
+        state = {key: sorted(connection.execute(query.encode()).fetchall(), key=str) for key, query in STATE.items()}
+    return Result(surface, state, lines, world.answers)
 
 
 @contextlib.contextmanager
-def _hand(surface: str, dsn: str, client: Client, tokens: dict[str, str]) -> Iterator[Hands]:
+def _opened(name: str, dsn: str, client: Client, tokens: dict[str, str]) -> Iterator[Surface]:
     with contextlib.ExitStack() as opened:
-        match surface:
+        match name:
             case "sql":
                 connection = opened.enter_context(psycopg.connect(dsn, autocommit=True))
                 connection.execute("set role bartleby_operator")
-                yield hands.Sql(client, connection)
+                yield surfaces.Sql(client, connection)
             case "python":
-                yield opened.enter_context(hands.python(dsn))
+                yield opened.enter_context(surfaces.python(dsn))
             case "async":
-                yield opened.enter_context(hands.awaited(dsn))
+                yield opened.enter_context(surfaces.awaited(dsn))
             case "cli":
-                yield hands.Command(client, opened.enter_context(_terminal(dsn)))
+                yield surfaces.Command(client, opened.enter_context(_terminal(dsn)))
             case "http":
                 site = console(dsn)
                 opened.callback(site.state.house.close)
                 people = {
-                    name: opened.enter_context(visiting(site, Authorization=f"Bearer {token}"))
-                    for name, token in tokens.items()
+                    person: opened.enter_context(visiting(site, Authorization=f"Bearer {token}"))
+                    for person, token in tokens.items()
                 }
-                yield hands.Http(client, people)
+                yield surfaces.Http(client, people)
             case _:
-                yield hands.Tools(client)
+                yield surfaces.Tools(client)
 
 
 @contextlib.contextmanager
@@ -125,83 +130,61 @@ def _terminal(dsn: str) -> Iterator[Callable[..., Done]]:
     signal.signal(signal.SIGTERM, kept)
 
 
-@pytest.mark.parametrize("surface", SURFACES[1:])
-def test_the_databases_hold_the_same(told: dict[str, Told], surface: str) -> None:
-    assert told[surface].state == told["sql"].state
-
-
-def test_something_is_held_that_can_differ(told: dict[str, Told]) -> None:
-    state = told["sql"].state
+def test_all_surfaces_leave_the_same_state(results: dict[str, Result]) -> None:
+    state = results["sql"].state
+    for name in SURFACES[1:]:
+        assert results[name].state == state, name
+    # and enough state that it could differ
     assert {status for _, status, *_ in state["letters"]} == {"dead", "discarded", "replayed", "resolved"}
     assert len({state for _, state, *_ in state["groups"]}) >= 3
     assert {status for status, *_ in state["plans"]} >= {"finished", "cancelled"}
-    assert all(state[name] for name in COUNTS)
+    assert all(state[name] for name in STATE)
 
 
-@pytest.mark.parametrize("surface", SURFACES[1:])
-def test_the_audit_has_the_same_deeds(told: dict[str, Told], surface: str) -> None:
-    counted = {each: Counter(line.action for line in told[each].deeds) for each in ("sql", surface)}
-    assert counted[surface] == counted["sql"]
+def test_all_surfaces_record_the_same_actions_with_actor_and_reason(results: dict[str, Result]) -> None:
+    expected = Counter(line.action for line in results["sql"].actions)
+    for name, result in results.items():
+        assert Counter(line.action for line in result.actions) == expected, name
+        actors = {"ana", "bob", *(["agent:ana"] if name == "mcp" else [])}
+        assert {line.actor for line in result.actions} == actors, name
+        assert {line.reason for line in result.actions} == {WHY}, name
 
 
-@pytest.mark.parametrize("surface", SURFACES)
-def test_who_and_why_are_in_the_audit(told: dict[str, Told], surface: str) -> None:
-    who = {"ana", "bob", *(["agent:ana"] if surface == "mcp" else [])}
-    assert {line.actor for line in told[surface].deeds} == who
-    assert {line.reason for line in told[surface].deeds} == {WHY}
+def test_every_action_has_its_request_id(results: dict[str, Result]) -> None:
+    for name, result in results.items():
+        lines, sent = result.actions, result.surface.requests
+        assert [line.action for line in lines if not line.request_id] == [], name
+        own = [line.request_id or "" for line in lines if line.request_id not in sent]
+        prefix = {"cli": "cli-", "mcp": "mcp-"}.get(name)
+        assert bool(own) == (prefix is not None), name
+        assert all(each.startswith(prefix or "") for each in own), name
+        if name in {"cli", "http", "mcp"}:
+            queues = [(line.request_id, line.action) for line in lines if line.action.startswith("queue.")]
+            assert len(set(queues)) == len(queues), f"{name}: two requests share an id"
 
 
-@pytest.mark.parametrize("surface", SURFACES)
-def test_requests_are_in_the_audit(told: dict[str, Told], surface: str) -> None:
-    lines, sent = told[surface].deeds, told[surface].hand.requests
-    assert [f"{line.action} {line.request_id}" for line in lines if not line.request_id] == []
-    own = [line.request_id or "" for line in lines if line.request_id not in sent]
-    made_up = {"cli": "cli-", "mcp": "mcp-"}.get(surface)
-    if made_up is None:
-        assert own == []
-    else:
-        assert own
-        assert all(each.startswith(made_up) for each in own)
+def test_all_surfaces_read_the_same(results: dict[str, Result]) -> None:
+    expected = results["python"].numbered_answers()
+    for name in ("sql", "async", "cli", "http", "mcp"):
+        found = results[name].numbered_answers()
+        shared = found.keys() & expected.keys()
+        assert len(shared) > 10, name
+        assert {key: found[key] for key in shared} == {key: expected[key] for key in shared}, name
+    explained = [
+        {key: seen for key, seen in results[name].numbered_answers().items() if key[0] == "explain"}
+        for name in ("http", "cli", "mcp")
+    ]
+    assert explained[0]
+    assert explained[1] == explained[2] == explained[0]
 
 
-@pytest.mark.parametrize("surface", ["cli", "http", "mcp"])
-def test_two_requests_are_two_in_the_audit(told: dict[str, Told], surface: str) -> None:
-    lines = [(line.request_id, line.action) for line in told[surface].deeds if line.action.startswith("queue.")]
-    assert len(set(lines)) == len(lines)
-
-
-@pytest.mark.parametrize("surface", ["sql", "async", "cli", "http", "mcp"])
-def test_whoever_looks_sees_the_same(told: dict[str, Told], surface: str) -> None:
-    expected, found = (_numbered(told[each].answers) for each in ("python", surface))
-    shared = found.keys() & expected.keys()
-    assert len(shared) > 10
-    assert {key: found[key] for key in shared} == {key: expected[key] for key in shared}
-
-
-@pytest.mark.parametrize("surface", ["cli", "mcp"])
-def test_a_story_is_the_same_wherever_it_is_told(told: dict[str, Told], surface: str) -> None:
-    expected, found = (
-        {key: seen for key, seen in _numbered(told[each].answers).items() if key[0] == "explain"}
-        for each in ("http", surface)
-    )
-    assert found
-    assert found == expected
-
-
-@pytest.mark.parametrize("surface", SURFACES)
-def test_the_story_has_every_verb_of_the_surface(told: dict[str, Told], surface: str) -> None:
-    hand = told[surface].hand
-    # what HTTP has under further names is held by tests of its own
-    wanted = {
-        each for name, row in ROWS.items() for each in bare(hand.surface, name, replace(row, more=())) if not row.untold
-    }
-    assert wanted - hand.used == set()
-
-
-def _numbered(answers: list[Any]) -> dict[tuple[str, str, int], object]:
-    seen: Counter[tuple[str, str]] = Counter()
-    found = {}
-    for verb, what, answer in answers:
-        seen[verb, str(what)] += 1
-        found[verb, str(what), seen[verb, str(what)]] = answer
-    return found
+def test_story_uses_every_verb_of_each_surface(results: dict[str, Result]) -> None:
+    for name, result in results.items():
+        # further names on HTTP have tests of their own
+        wanted = {
+            each
+            for verb, row in ROWS.items()
+            for each in bare(result.surface.surface, verb, replace(row, more=()))
+            if not row.untested
+        }
+        assert wanted - result.surface.used == set(), name

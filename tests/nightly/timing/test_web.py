@@ -1,7 +1,9 @@
-"""What a page asks for, it does not find by reading all letters: 30,000 here, millions where it matters."""
+"""Costs of the console: rows that a page reads, and how long callers wait for a database that is away."""
 
+import socket
+import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -9,7 +11,8 @@ import pytest
 from bartleby.client import Runner
 from bartleby.principal import Principal, Role
 from bartleby.surfaces.desk import Desk
-from bartleby.surfaces.web.live import Pulse
+from bartleby.surfaces.web import ConsoleSettings, console
+from tests.web.conftest import visiting
 
 FEW = 2_500
 BURIED = """
@@ -54,22 +57,8 @@ ASKED: dict[str, Callable[[Desk], object]] = {
     "letters by words": lambda desk: desk.letters.page("error:customer"),
     "letter": lambda desk: desk.letters.story(77),
     "queues": lambda desk: desk.queues.every(),
-    "what goes soon": lambda desk: desk.seat.looking().expiring(timedelta(days=7)),
+    "expiring letters": lambda desk: desk.seat.looking().expiring(timedelta(days=7)),
 }  # fmt: skip
-
-
-FEW_OF_MANY = """
-alter table bartleby.dead_letter disable trigger user;
-select bartleby.create_queue('orders'), bartleby.create_queue('mail');
-insert into bartleby.failure_group (queue, fingerprint, error_type, error_types, title, state_at, opened_at)
-select 1 + g % 2, 'f' || g, 'KeyError', '{KeyError}', 'KeyError: ' || g, now(), now() from generate_series(1, 30) g;
-insert into bartleby.dead_letter (message_id, queue, group_id, status, status_at, reason, created_at, first_failed_at,
-  dead_at, attempts, crashes, cycle, error_type, worker, payload)
-select row_number() over (order by f.id), f.queue, f.id, 'dead', t, 'exhausted', t, t, t, 1, 0, 1, 'KeyError', 'w', '1'
-from bartleby.failure_group f, generate_series(f.id, 30),
-  lateral (select now() - case when f.id = 5 then interval '0' else '1 hour' end) s (t);
-select bartleby.recount()
-"""
 
 
 @pytest.fixture
@@ -79,18 +68,18 @@ def crowded(conn: psycopg.Connection) -> psycopg.Connection:
     return conn
 
 
-def test_no_page_reads_all_letters(crowded: psycopg.Connection) -> None:
+def test_no_page_reads_every_letter(crowded: psycopg.Connection) -> None:
     costs = {name: cost(crowded, ask) for name, ask in ASKED.items()}
     assert [name for name, found in costs.items() if any(each.startswith("all ") for each in found)] == []
     assert {name: found for name, found in costs.items() if max(found.values(), default=0) > FEW} == {}
-    # what may be common is looked for on the way, so far and no further, before an index is asked for all that have it
+    # a value that may be common is searched by scanning a bounded part first, then through the index
     rare = cost(crowded, lambda desk: desk.letters.page("payload.order:77"))
     assert rare["dead_letter"] < 12_000
     assert "all dead_letter" not in rare
 
 
 def cost(conn: psycopg.Connection, ask: Callable[[Desk], object]) -> dict[str, int]:
-    """How many rows of which table were read for an answer, and how often a whole table."""
+    """Return how many rows of each table were read for an answer, and how often a whole table."""
     with conn.transaction():
         conn.execute("set local role bartleby_reader")
         before: dict[str, int] = dict(conn.execute(READ).fetchall())
@@ -99,23 +88,13 @@ def cost(conn: psycopg.Connection, ask: Callable[[Desk], object]) -> dict[str, i
     return {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
 
 
-def test_a_bug_that_has_just_begun_is_seen_among_many_larger_ones(conn: psycopg.Connection) -> None:
-    conn.execute(FEW_OF_MANY.encode())
-    everybody, held = (
-        Desk(Principal("ana", Role.READER, queues), reader=Runner(conn), operator=None)
-        for queues in (None, frozenset({"mail"}))
-    )
-    found = [each.id for each in everybody.groups.lively(limit=3)]
-    assert found[:3] == [1, 2, 3]
-    assert sorted(found) == [1, 2, 3, 5, *range(11, 31)]
-    assert [each.id for each in everybody.groups.lively(limit=31)] == list(range(1, 31))
-    for some in (held.groups.lively(limit=3), everybody.groups.lively("mail", limit=3)):
-        assert sorted(each.id for each in some) == [1, 3, 5, *range(11, 31, 2)]
-    queues, groups = everybody.queues.every(), everybody.groups.every(limit=3)
-    latest = everybody.groups.lively(limit=3)[3:]
-    numbers = [
-        Pulse(datetime.now(UTC), tuple(queues), tuple(groups), (), (), tuple(some)).numbers(everybody.principal)
-        for some in ([], latest)
-    ]
-    assert [each["groups.newest"] for each in numbers] == [3, 30]
-    assert [each["letters.ever"] for each in numbers] == [465, 465]
+def test_callers_do_not_each_wait_for_a_database_that_is_away() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    app = console(f"host=127.0.0.1 port={port} dbname=x", ConsoleSettings(authenticate=False))
+    with visiting(app) as visitor:
+        assert visitor.get("/queues").status_code == 503
+        began = time.monotonic()
+        assert {visitor.get("/queues").status_code for _ in range(20)} == {503}
+        assert time.monotonic() - began < 30, "not 3 seconds each"

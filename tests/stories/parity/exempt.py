@@ -1,9 +1,9 @@
-"""What is no verb of an operator, and so on some surfaces only: each with what it is for."""
+"""Names that are not operator verbs and so exist on some surfaces only, with their purpose."""
 
 from collections.abc import Mapping
 
 _WORKER = "workers do it"
-_SURFACES = "surfaces do it for whoever uses them"
+_SURFACES = "surfaces do it for their users"
 _DOCTOR = "part of `doctor`"
 _PLAN = "part of looking at a plan"
 _GROUP = "part of looking at a group"
@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(["install", "upgrade", "uninstall", "sql"], "the schema is there before any surface"),
     **dict.fromkeys(["dev", "demo", "console", "mcp", "work", "relay", "janitor"], "runs until it is ended"),
     "doctor": "looks around on the machine that it runs on; HTTP has what the database knows",
-    "repro": "writes a test into the directory of whoever debugs",
+    "repro": "writes a test into the current directory",
     "replay watch": "a terminal that looks again and again",
     "sinks list": "another name of `sinks`",
     "sinks show": "one of `sinks`",
@@ -98,26 +98,17 @@ PAGES: Mapping[str, tuple[str, ...]] = {
     "GET /tokens": ("tokens",),
     "GET /workers": ("workers",),
 }
-"""Pages of the console, and which verbs each is for."""
+"""Pages of the console, and the verbs of each."""
 
 PARTS_OF_PAGES = {
-    "GET /",
-    "GET /doctor",
-    "GET /groups/new",
-    "GET /letters/new",
-    "GET /letters/words",
-    "GET /live",
-    "GET /live/history",
-    "GET /login",
-    "GET /metrics",
-    "GET /static/{version}/{name:path}",
-    "POST /login",
+    "GET /", "GET /doctor", "GET /groups/new", "GET /letters/new", "GET /letters/words", "GET /live",
+    "GET /live/history", "GET /login", "GET /metrics", "GET /static/{version}/{name:path}", "POST /login",
     "POST /logout",
-}
+}  # fmt: skip
 
 NOT_ON_PAGES: Mapping[str, str] = {
     **dict.fromkeys(["create_queue", "configure_queue", "drop_queue", "attach_pgmq"], "set up with the code"),
     **dict.fromkeys(["put_sink", "remove_sink", "emit_again"], "set up with the code"),
     **dict.fromkeys(["send", "send_many"], "programs send"),
-    "erase_key": "a rare deed without a way back, told at a terminal",
+    "erase_key": "rare and irreversible: only at a terminal",
 }

@@ -1,6 +1,6 @@
-"""Six ways to do what the table says: a story is told once, and each of them carries it out.
+"""The surfaces on which the story runs.
 
-Each keeps which names of its surface it has used, and under which ids the audit is to know its deeds.
+Each records the names that it has used, and the request ids that must be in the audit log.
 """
 
 import asyncio
@@ -23,16 +23,15 @@ from bartleby.surfaces.desk.agents import Allowance
 from tests.kit.agent import Agent
 from tests.kit.commands import Done
 from tests.kit.ways import Plain
-from tests.stories.parity.naming import bare
 from tests.stories.parity.row import Row, Why
-from tests.stories.parity.table import ROWS
+from tests.stories.parity.table import ROWS, bare
 
 WHY = "a story"
 Arguments = Mapping[str, Any]
 
 
-class Hands:
-    """Somebody at one surface. What it does not have is done by a person with the Python client."""
+class Surface:
+    """A surface. Verbs that it does not have are done by a person with the Python client."""
 
     surface = "python"
 
@@ -42,37 +41,37 @@ class Hands:
         self.requests: set[str] = set()
 
     def do(self, verb: str, by: str = "ana", **what: Any) -> Any:
-        """Do a deed in somebody's name; return the id of what it made, if any."""
+        """Do an action in the name of `by`; return the id of the created object, if any."""
         row = ROWS[verb]
         if isinstance(getattr(row, self.surface), Why):
-            return made(self._as_a_person(verb, row, by, what))
+            return made(self._by_a_person(verb, row, by, what))
         self.used |= bare(self.surface, verb, row)
         return made(self._do(verb, row, by, what))
 
-    def look(self, verb: str, **what: Any) -> list[tuple[Any, ...]]:
-        """Look at something; return what is compared, in order."""
+    def read(self, verb: str, **what: Any) -> list[tuple[Any, ...]]:
+        """Read something; return the compared members, sorted."""
         row = ROWS[verb]
         if isinstance(getattr(row, self.surface), Why):
             return []
         self.used |= bare(self.surface, verb, row)
-        return sorted(picked(row, self._look(verb, row, what)), key=str)
+        return sorted(picked(row, self._read(verb, row, what)), key=str)
 
     def hash_of(self, replay_id: int) -> str:
-        """Return the hash of a plan that somebody has looked at."""
+        """Return the hash of a plan."""
         found = self.person.find_replay(replay_id)
         assert found is not None
         return found.hash
 
-    def _as_a_person(self, verb: str, row: Row, by: str, what: Arguments) -> object:
+    def _by_a_person(self, verb: str, row: Row, by: str, what: Arguments) -> object:
         call = getattr(self.person, row.python or verb)
         extra = {"on": False} if verb == "release held" else {}
         signature = {"actor": by, "reason": WHY, "request_id": self._request()} if row.signed else {}
         return call(**what, **extra, **signature)
 
     def _do(self, verb: str, row: Row, by: str, what: Arguments) -> object:
-        return self._as_a_person(verb, row, by, what)
+        return self._by_a_person(verb, row, by, what)
 
-    def _look(self, verb: str, row: Row, what: Arguments) -> object:
+    def _read(self, verb: str, row: Row, what: Arguments) -> object:
         found = getattr(self.person, row.python or verb)(**what)
         return json.loads(shapes.text(list(found) if verb == "dead_letters" else found))
 
@@ -82,8 +81,8 @@ class Hands:
         return name
 
 
-class Sql(Hands):
-    """Somebody with nothing but SQL, as the role of an operator."""
+class Sql(Surface):
+    """Plain SQL with the role of an operator."""
 
     surface = "sql"
 
@@ -99,7 +98,7 @@ class Sql(Hands):
         rows = self._rows(f"select * from bartleby.{text} answer", given)
         return next(iter(rows[0].values()), None) if rows else None
 
-    def _look(self, _verb: str, row: Row, what: Arguments) -> object:
+    def _read(self, _verb: str, row: Row, what: Arguments) -> object:
         return json.loads(shapes.text(self._rows(f"select * {row.sql.replace('from ', 'from bartleby.', 1)}", what)))
 
     def _rows(self, text: str, given: Arguments) -> list[dict[str, Any]]:
@@ -109,8 +108,8 @@ class Sql(Hands):
             return cursor.execute(query.encode(), parameters).fetchall()
 
 
-class Command(Hands):
-    """Somebody at a terminal."""
+class Command(Surface):
+    """The command line."""
 
     surface = "cli"
 
@@ -123,7 +122,7 @@ class Command(Hands):
         signature = ["--actor", by, "--reason", WHY] if row.signed else []
         done = self._run(*words(row.cli, what), *signature, stdin=lines)
         if verb == "plan_replay" and done.code:
-            # it starts what it has planned; where that needs a second person it leaves a draft
+            # the command starts its plan; if that needs approval, it leaves a draft
             assert "approve" in done.err, done.err
             return self.person.replays(limit=1)[0].id
         assert done.code == 0, done.err
@@ -131,15 +130,15 @@ class Command(Hands):
             return self.person.replays(limit=1)[0].id
         return json.loads(done.out) if verb in {"add_token", "split_group", "send"} else None
 
-    def _look(self, verb: str, row: Row, what: Arguments) -> object:
+    def _read(self, verb: str, row: Row, what: Arguments) -> object:
         done = self._run(*words(row.cli, what))
         assert done.code == 0, done.err
         found: Any = done.out.strip() if verb == "audit_anchor" else done.document
         return found["group"] if verb == "group" else found
 
 
-class Http(Hands):
-    """A program that asks the HTTP API."""
+class Http(Surface):
+    """The HTTP API."""
 
     surface = "http"
 
@@ -158,7 +157,7 @@ class Http(Hands):
         body = {**fields, **({"reason": WHY} if row.signed else {})}
         return self._answer(by, row.http, given, json=json.loads(shapes.text(body)))
 
-    def _look(self, verb: str, row: Row, what: Arguments) -> object:
+    def _read(self, verb: str, row: Row, what: Arguments) -> object:
         found = self._answer("ana", row.http, what, params=arguments(row.http, what))
         return found["problems"] if verb == "verify_audit" else found
 
@@ -170,8 +169,8 @@ class Http(Hands):
         return answer.json() if answer.content else None
 
 
-class Tools(Hands):
-    """An agent, and the person beside it."""
+class Tools(Surface):
+    """The MCP tools, used by an agent."""
 
     surface = "mcp"
 
@@ -182,33 +181,33 @@ class Tools(Hands):
     def _do(self, _verb: str, row: Row, _by: str, what: Arguments) -> object:
         return self._called(row.mcp, what, {"reason": WHY})
 
-    def _look(self, _verb: str, row: Row, what: Arguments) -> object:
+    def _read(self, _verb: str, row: Row, what: Arguments) -> object:
         return self._called(row.mcp, what, {})
 
     def _called(self, template: str, what: Arguments, more: Arguments) -> Any:
-        said = self._agent.call(template.partition(" |")[0], **arguments(template, what), **more)
-        assert not said.failed, said.text
-        return said.document
+        answer = self._agent.call(template.partition(" |")[0], **arguments(template, what), **more)
+        assert not answer.failed, answer.text
+        return answer.document
 
 
 @contextmanager
-def python(dsn: str) -> Iterator[Hands]:
-    """Somebody with the Python client."""
+def python(dsn: str) -> Iterator[Surface]:
+    """The Python client."""
     with Client(dsn) as client:
-        yield Hands(client)
+        yield Surface(client)
 
 
 @contextmanager
-def awaited(dsn: str) -> Iterator[Hands]:
-    """Somebody with the asynchronous client."""
+def awaited(dsn: str) -> Iterator[Surface]:
+    """The asynchronous Python client."""
     with asyncio.Runner() as loop:
         client = AsyncClient(dsn)
-        yield Hands(cast("Runner", Plain(client, loop.run)))
+        yield Surface(cast("Runner", Plain(client, loop.run)))
         loop.run(client.close())
 
 
 def words(template: str, given: Arguments) -> list[str]:
-    """Return a command as words; an argument of several is several words."""
+    """Return a command as words; a list becomes several words."""
     made: list[str] = []
     for word in template.split(" "):
         value = given.get(word[1:-1]) if re.fullmatch(r"\{\w+\}", word) else None
@@ -220,27 +219,27 @@ def words(template: str, given: Arguments) -> list[str]:
 
 
 def arguments(template: str, given: Arguments) -> dict[str, Any]:
-    """Return the fields that a request or a tool gets."""
+    """Return the fields of a request or the arguments of a tool."""
     named = [each.partition("=") for each in template.partition(" | ")[2].split()]
     return {field: given[argument or field] for field, _, argument in named}
 
 
 def as_text(value: object) -> object:
-    """Return documents as JSON, times as everybody writes them, and anything else as it is."""
+    """Return documents as JSON, times in ISO format, and other values unchanged."""
     if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict)):
         return json.dumps(value)
     return value.isoformat() if isinstance(value, datetime) else value
 
 
 def made(answer: Any) -> Any:
-    """Return the id of what a deed has made, whatever a surface says beside it."""
+    """Return the id of the created object in the answer of a surface."""
     if isinstance(answer, dict):
         return answer.get("id") or answer.get("replay_id") or (answer.get("message_ids") or [None])[0]
     return answer[0] if isinstance(answer, list) and answer else answer
 
 
 def picked(row: Row, found: Any) -> Iterator[tuple[Any, ...]]:
-    """Return what is compared of what a surface shows."""
+    """Yield the compared members of the answer of a surface."""
     if isinstance(found, dict):
         lists = [found[name] for name in ("items", "letters", "groups", "queues") if isinstance(found.get(name), list)]
         found = lists[0] if lists and "id" not in found and "replay_id" not in found else [found]
@@ -248,6 +247,6 @@ def picked(row: Row, found: Any) -> Iterator[tuple[Any, ...]]:
         found = [] if found is None else [{row.pick[0]: found}]
     for each in found:
         named = dict(each)
-        if "id" in row.pick and "id" not in named:  # tools say of what it is the id
+        if "id" in row.pick and "id" not in named:  # tools name the object of the id
             named |= {"id": named.get("replay_id") or named["group_id"], "items": named.get("letters")}
         yield tuple(named[name] for name in row.pick)

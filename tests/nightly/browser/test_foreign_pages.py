@@ -1,4 +1,4 @@
-"""A real browser on a page of a stranger, with a console on the same machine: nothing is changed, nothing is framed."""
+"""A real browser on a page of another site, with a console on the same machine: nothing is changed or framed."""
 
 import os
 import threading
@@ -134,7 +134,7 @@ def sign_in(page: Page, target: str, secret: str) -> None:
     page.wait_for_url(f"{target}/")
 
 
-def test_where_nobody_is_asked_a_strangers_page_does_nothing(stage: Callable[..., Stage], page: Page) -> None:
+def test_page_of_another_site_changes_nothing_without_authentication(stage: Callable[..., Stage], page: Page) -> None:
     site = stage(authenticate=False)
     attack(page, site, f"http://127.0.0.1:{site.port}")
     page.goto(f"http://127.0.0.1:{site.port}/")
@@ -142,7 +142,7 @@ def test_where_nobody_is_asked_a_strangers_page_does_nothing(stage: Callable[...
     assert site.changed == [f"http://127.0.0.1:{site.port}"]
 
 
-def test_a_name_that_a_stranger_gave_this_machine_shows_nothing(stage: Callable[..., Stage], page: Page) -> None:
+def test_foreign_name_of_this_machine_is_refused(stage: Callable[..., Stage], page: Page) -> None:
     site = stage(authenticate=False)
     answer = page.goto(f"http://rebound.example:{site.port}/")
     assert answer is not None
@@ -152,7 +152,7 @@ def test_a_name_that_a_stranger_gave_this_machine_shows_nothing(stage: Callable[
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "ops.example"])  # over http, the second is told no more than an origin
-def test_a_strangers_page_has_nothing_of_a_session(
+def test_page_of_another_site_cannot_use_a_session(
     dsn: str, stage: Callable[..., Stage], page: Page, name: str
 ) -> None:
     site = stage()
@@ -166,7 +166,7 @@ def test_a_strangers_page_has_nothing_of_a_session(
 
 
 @pytest.mark.parametrize("strips", [True, False], ids=["strips the prefix", "keeps it"])
-def test_a_strangers_page_has_nothing_of_a_session_behind_a_proxy_with_a_prefix(
+def test_page_of_another_site_cannot_use_a_session_behind_a_proxy(
     dsn: str, stage: Callable[..., Stage], page: Page, *, strips: bool
 ) -> None:
     site = stage(prefix="/ops", proxy=ProxySettings(("127.0.0.0/8",), user_header=None))

@@ -1,0 +1,227 @@
+"""The event stream of a page: it ends with the server, counts once for equal principals, and asks again who listens."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import httpx
+import psycopg
+import pytest
+from fastapi import FastAPI
+from starlette.types import Message
+
+from bartleby import Client
+from bartleby.client import Runner
+from bartleby.principal import Principal, Role
+from bartleby.surfaces.desk import Desk
+from bartleby.surfaces.web import live
+from tests.kit.burying import bury
+from tests.web.conftest import LOCAL, ClientAs
+
+READER = Principal("ana", Role.READER)
+MANY_GROUPS = """
+alter table bartleby.dead_letter disable trigger user;
+select bartleby.create_queue('orders'), bartleby.create_queue('mail');
+insert into bartleby.failure_group (queue, fingerprint, error_type, error_types, title, state_at, opened_at)
+select 1 + g % 2, 'f' || g, 'KeyError', '{KeyError}', 'KeyError: ' || g, now(), now() from generate_series(1, 30) g;
+insert into bartleby.dead_letter (message_id, queue, group_id, status, status_at, reason, created_at, first_failed_at,
+  dead_at, attempts, crashes, cycle, error_type, worker, payload)
+select row_number() over (order by f.id), f.queue, f.id, 'dead', t, 'exhausted', t, t, t, 1, 0, 1, 'KeyError', 'w', '1'
+from bartleby.failure_group f, generate_series(f.id, 30),
+  lateral (select now() - case when f.id = 5 then interval '0' else '1 hour' end) s (t);
+select bartleby.recount()
+"""
+CONSOLE = """
+from bartleby.surfaces import listening
+from bartleby.surfaces.cli import main
+from bartleby.surfaces.desk import Desk
+from bartleby.surfaces.web import live
+listening._GRACE_SECONDS = live.BEAT = 3600  # no stream ends because it is cut off, or at the next beat
+main()
+"""
+
+
+def test_stream_that_the_server_cancels_ends_without_an_error() -> None:
+    sent: list[Message] = []
+
+    async def endless() -> AsyncIterator[str]:
+        yield "retry: 2000\n\n"
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async def send(message: Message) -> None:
+            sent.append(message)
+            if message.get("body"):
+                going.set()
+
+        async def receive() -> Message:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        going = asyncio.Event()
+        stream = live._Stream(endless(), media_type="text/event-stream")
+        task = asyncio.create_task(stream({"type": "http"}, receive, send))
+        await going.wait()
+        task.cancel("the server stops")
+        await task
+
+    asyncio.run(main())
+    assert sent[-1] == {"type": "http.response.body", "body": b""}
+    assert [each["type"] for each in sent].count("http.response.start") == 1
+
+
+def test_stream_ends_by_itself_when_the_server_stops(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SimpleNamespace(should_exit=False)
+
+    class Handler:
+        __self__ = server
+
+    monkeypatch.setattr("signal.getsignal", lambda _: Handler())
+    monkeypatch.setattr(live, "BEAT", 0.2)
+
+    async def main(client: Client) -> list[str]:
+        heard = []
+        async for each in live._told(live.Heart(client), READER):
+            heard.append(each.partition("\n")[0])
+            server.should_exit = len(heard) == 3
+        return heard
+
+    with Client(dsn) as client:
+        assert asyncio.run(main(client)) == ["retry: 2000", "event: pulse", "event: pulse"]
+
+
+def test_principals_of_the_same_queues_share_one_query(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+    numbers = live.Pulse.numbers
+
+    def counting(self: live.Pulse, principal: Principal) -> live.Numbers:
+        counted.append((threading.get_ident(), principal.name))
+        return numbers(self, principal)
+
+    monkeypatch.setattr(live.Pulse, "numbers", counting)
+    unlimited = [Principal(f"a-{n}", Role.READER) for n in range(30)]
+    held = [Principal(f"b-{n}", Role.READER, frozenset({"mail"})) for n in range(30)]
+
+    async def first(heart: live.Heart, principal: Principal) -> str:
+        async for each in live._told(heart, principal):
+            if each.startswith("event: pulse"):
+                return each
+        raise AssertionError
+
+    async def main() -> list[str]:
+        heart = live.Heart(client)
+        heard = await asyncio.gather(*(first(heart, each) for each in [*unlimited, *held]))
+        assert heart.beats == 1
+        return heard
+
+    client.create_queue("mail")
+    bury(client, [{"n": 1}])
+    heard = asyncio.run(main())
+    assert len(counted) == 2
+    assert {'"letters.dead":1' in each and '"queue.orders.dead":1' in each for each in heard[:30]} == {True}
+    assert {'"letters.dead":0' in each for each in heard[30:]} == {True}
+    assert not any("orders" in each for each in heard[30:])
+
+
+def test_pulse_from_before_anyone_listened_is_not_sent(client: Client) -> None:
+    async def main() -> str:
+        heart = live.Heart(client, live.Pulse(datetime(2026, 1, 1, tzinfo=UTC), (), (), (), ()))
+        async with contextlib.aclosing(live._told(heart, READER)) as events:
+            assert (await anext(events)).startswith("retry")
+            return await anext(events)
+
+    assert '"queue.orders.dead":0' in asyncio.run(main())
+
+
+def test_open_groups_are_counted_beyond_those_in_the_pulse(client: Client) -> None:
+    for error in ("'a'", "'b'", "'c'", "'d'"):
+        bury(client, [{"n": 1}], error=error)
+    first, second, third, _ = client.groups()
+    client.acknowledge_group(first.id, actor="ana", reason="is at it")
+    client.discard([client.dead_letters(f"group:{second.id}").items[0].message_id], actor="ana", reason="spam")
+    client.resolve_group(third.id, actor="ana", reason="fixed")
+    assert live.Heart(client)._look().open == [("orders", 1)]
+    pulse = live.Pulse(datetime.now(UTC), (), (), (), (), open=(("orders", 900), ("mail", 7)))
+    for queues, count in ((None, 907), (frozenset({"mail"}), 7), (frozenset({"other"}), 0)):
+        assert pulse.numbers(Principal("ana", Role.READER, queues))["groups.open"] == count
+
+
+def test_group_that_has_just_begun_is_shown_among_many_larger_ones(conn: psycopg.Connection) -> None:
+    conn.execute(MANY_GROUPS.encode())
+    unlimited, held = (
+        Desk(Principal("ana", Role.READER, queues), reader=Runner(conn), operator=None)
+        for queues in (None, frozenset({"mail"}))
+    )
+    found = unlimited.groups.lively(limit=3)
+    assert [each.id for each in found[:3]] == [1, 2, 3]
+    assert sorted(each.id for each in found) == [1, 2, 3, 5, *range(11, 31)]
+    assert [each.id for each in unlimited.groups.lively(limit=31)] == list(range(1, 31))
+    for some in (held.groups.lively(limit=3), unlimited.groups.lively("mail", limit=3)):
+        assert sorted(each.id for each in some) == [1, 3, 5, *range(11, 31, 2)]
+    queues, groups = tuple(unlimited.queues.every()), tuple(unlimited.groups.every(limit=3))
+    numbers = [
+        live.Pulse(datetime.now(UTC), queues, groups, (), (), tuple(latest)).numbers(unlimited.principal)
+        for latest in ([], found[3:])
+    ]
+    assert [(each["groups.newest"], each["letters.ever"]) for each in numbers] == [(3, 465), (30, 465)]
+
+
+def test_stream_ends_so_that_the_listener_is_authenticated_again(
+    dsn: str, client_as: ClientAs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert live._LONGEST_STREAM <= 60, "as SECURITY.md says"
+    monkeypatch.setattr(live, "_LONGEST_STREAM", 0.2)
+    monkeypatch.setattr(live, "BEAT", 0.1)
+    reader = client_as("reader")
+    heard = reader.get("/live").text
+    assert "event: pulse" in heard
+    assert heard.endswith("event: again\ndata: {}\n\n")
+    with Client(dsn) as client:
+        client.revoke_token(client.tokens()[0].id, actor="a test", reason="it was in a log")
+    assert reader.get("/live").status_code == 401
+
+
+def test_stream_works_in_a_second_event_loop(site: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_LONGEST_STREAM", 0.2)
+    monkeypatch.setattr(live, "BEAT", 0.1)
+
+    async def heard() -> str:
+        transport = httpx.ASGITransport(site, client=LOCAL)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return (await asyncio.wait_for(client.get("/live"), 60)).text
+
+    with asyncio.Runner() as first, asyncio.Runner() as second:  # the first is suspended, and not closed either
+        for loop in (first, second):
+            assert loop.run(heard()).endswith("event: again\ndata: {}\n\n")
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_a_console_with_open_streams(dsn: str, how: signal.Signals) -> None:
+    environment = {**os.environ, "BARTLEBY_DSN": dsn, "PYTHONUNBUFFERED": "1"}
+    line = [sys.executable, "-c", CONSOLE, "console", "--port", "0"]
+    with (
+        subprocess.Popen(line, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+        contextlib.ExitStack() as opened,
+    ):
+        opened.callback(process.kill)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        url = process.stdout.readline().strip()
+        client = opened.enter_context(httpx.Client(timeout=60))
+        streams = [opened.enter_context(client.stream("GET", f"{url}live")).iter_lines() for _ in range(3)]
+        for lines in streams:
+            assert any(each.startswith("event:") for each in lines)  # and not further
+        process.send_signal(how)
+        for lines in streams:  # each ends without another look at the database
+            assert not [each for each in lines if each.startswith("event:")]
+        assert process.wait(60) == 0
+        errors = process.stderr.read()
+    assert errors.splitlines()[-1] == "stopped"
+    assert not any(each in errors for each in ("Traceback", "Cancelled", "Cancel "))
