@@ -125,7 +125,13 @@ def test_token_given_as_a_name_is_not_logged(
 def test_guesses_are_throttled_by_name_and_by_address(
     dsn: str, open_console: OpenConsole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hashing, "fits", lambda password, _: password == PASSWORD)
+    computed: list[str] = []
+
+    def counted(password: str, _: object) -> bool:
+        computed.append(password)
+        return password == PASSWORD
+
+    monkeypatch.setattr(hashing, "fits", counted)
     monkeypatch.setattr("bartleby.surfaces.web.authenticating._REMEMBERED_SECONDS", 600.0)
     monkeypatch.setattr("bartleby.surfaces.limits.time.monotonic", lambda: 100.0)
     add_password(dsn)
@@ -147,7 +153,9 @@ def test_guesses_are_throttled_by_name_and_by_address(
         return status(proxied, {**basic(f"user {number}", "x"), "X-Forwarded-For": forwarded})
 
     assert [guess(each, f"192.0.2.1:{5000 + each}") for each in range(30)][-1] == 429
+    before = len(computed)
     assert guess(76, "192.0.2.1") == 429
+    assert len(computed) == before, "a throttled guess costs no hash"
     assert [guess(each, f"[2001:db8::1]:{5000 + each}") for each in range(30)][-1] == 429
     assert guess(76, "2001:db8::1") == 429
     assert guess(77, "192.0.2.2") == 401

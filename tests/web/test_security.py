@@ -5,20 +5,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from bartleby import Client, hashing
-from bartleby.surfaces.web import ProxySettings, console
+from bartleby.surfaces.web import ProxySettings
 from bartleby.surfaces.web.authenticating import COOKIE
 from bartleby.surfaces.web.pages.assets import asset
 from tests.kit.burying import bury
-from tests.web.conftest import CHANGE, LOOK, SAME, OpenConsole, add_token, signed_in, visiting, with_test_routes
+from tests.web.conftest import CHANGE, LOOK, SAME, OpenConsole, add_token, signed_in, visiting
 
 FOREIGN: list[dict[str, str]] = [
     {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
@@ -207,31 +203,6 @@ def test_token_in_an_address_is_refused(dsn: str, open_console: OpenConsole) -> 
     assert visitor.get("/login?next=/x%3Ffilter%3Dbly_").status_code == 200
 
 
-def test_console_is_mounted_in_another_application(dsn: str) -> None:
-    inner = with_test_routes(console(dsn))
-
-    async def own(request: Request) -> PlainTextResponse:
-        return PlainTextResponse(str(hasattr(request.state, "principal")))
-
-    outer = Starlette(routes=[Mount("/bartleby", app=inner), Route("/", own)])
-    client = TestClient(outer, base_url="http://localhost", follow_redirects=False)
-    form = {"secret": add_token(dsn, "operator"), "next": "/bartleby/test/look"}
-    try:
-        assert client.get("/").text == "False"
-        assert "content-security-policy" not in client.get("/").headers
-        assert client.get("/bartleby/api/v1/health").json()["status"] == "ok"
-        answer = client.get("/bartleby/test/look?x=1")
-        assert answer.headers["location"] == "/bartleby/login?next=%2Fbartleby%2Ftest%2Flook%3Fx%3D1"
-        signed = client.post("/bartleby/login", data=form, headers=SAME)
-        assert signed.headers["location"] == "/bartleby/test/look"
-        assert "path=/bartleby;" in signed.headers["set-cookie"].lower()
-        assert client.get("/bartleby/test/look").json() == {"seen": True}
-        assert client.post("/bartleby/logout", headers=SAME).headers["location"] == "/bartleby/login"
-        assert client.get("/bartleby/api/v1/openapi.json").status_code == 401
-    finally:
-        inner.state.house.close()
-
-
 def test_prefix_is_a_whole_part_of_the_path_and_only_http_is_spoken(open_console: OpenConsole) -> None:
     app = open_console(authenticate=False, prefix="/ops")
     for path, status in (("/ops/test/look", 200), (LOOK, 200), ("/opsx/test/look", 404), ("/ops/ops/test/look", 404)):
@@ -243,14 +214,3 @@ def test_prefix_is_a_whole_part_of_the_path_and_only_http_is_spoken(open_console
 
     with pytest.raises(WebSocketDisconnect), visiting(app).websocket_connect("/test/socket"):
         pass
-
-
-def test_form_of_another_site_discards_nothing(site: FastAPI, client: Client) -> None:
-    (letter,) = bury(client, [{"n": 1}])
-    for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}):
-        assert (
-            visiting(site).post(f"/letters/{letter}/discard", data={"reason": "x"}, headers=headers).status_code == 403
-        )
-    found = client.dead_letter(letter)
-    assert found is not None
-    assert found.status == "dead"

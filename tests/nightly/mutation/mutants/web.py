@@ -98,10 +98,10 @@ MUTANTS = [
         "tests/web/test_idempotency.py::test_same_request_is_done_once_and_answered_twice",
     ),
     Mutant(
-        "more than 100 letters are replayed at once",
+        "a filter is applied to however many letters it finds",
         f"{WEB}/api/letters.py",
-        "max_length=100,",
-        "max_length=1000,",
+        "Selection(None, self.filter, self.everything, self.expected)",
+        "Selection(None, self.filter, self.everything, None)",
         "tests/web/test_api.py::test_invalid_requests_are_refused_and_change_nothing",
     ),
     Mutant(
