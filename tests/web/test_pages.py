@@ -24,7 +24,7 @@ from bartleby.surfaces.web.pages.showing import hours
 from bartleby.surfaces.web.pages.words import FIELDS
 from tests.kit.api import shorten_searches
 from tests.kit.burying import bury, statuses
-from tests.nightly.browser.shop import furnish
+from tests.kit.shop import furnish
 from tests.web.conftest import SAME, ClientAs, visiting
 
 BY: dict[str, Any] = {"actor": "ana", "reason": "testing"}
