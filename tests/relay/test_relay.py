@@ -411,7 +411,8 @@ def test_pause_stops_what_is_under_way(client: Client, dsn: str) -> None:
             while len(self.events) >= 3 and not pausing:  # noqa: ASYNC110 - another thread has no event of this loop
                 await asyncio.sleep(0.01)
             if pausing and not resumed:
-                await asyncio.sleep(0.5)  # the relay looks for changes every 0.1 s
+                for _ in range(50):  # the relay looks for changes every 0.1 s
+                    await asyncio.sleep(0.01)
             return await super().publish(events)
 
     pausing: list[bool] = []
