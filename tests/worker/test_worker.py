@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import psycopg
@@ -115,21 +116,37 @@ def test_until_idle_waits_for_what_is_due_soon_and_not_for_tomorrow(app: Bartleb
     assert state(conn) == (0, 0, 1, 0)
 
 
-def test_until_idle_follows_a_chain_over_two_queues_to_its_end(app: Bartleby) -> None:
+def test_until_idle_waits_for_what_a_running_handler_sends(app: Bartleby, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both queues were found empty, more than once, while the handler ran."""
+    plain, looks = Link.run, Counter[Any]()
+
+    async def run(self: Link, call: Call[Any]) -> Any:
+        answer = await plain(self, call)
+        looks[call.parameters[0] if "bartleby.idle(" in call.text else None] += 1
+        return answer
+
+    def wait_for_looks() -> None:
+        before = looks.copy()
+        until(lambda: all(looks[queue] > before[queue] + 1 for queue in ("orders", "parcels")))
+
     @app.handler("orders")
-    async def there(message: Message) -> None:
-        if message.payload:
-            await asyncio.to_thread(app.send, "parcels", message.payload - 1)
+    def order(message: Message) -> None:
+        wait_for_looks()
+        monkeypatch.setattr(fetching, "_LOOK_EVERY", 2.0)
+        wait_for_looks()
+        app.send("parcels", 1)
 
-    @app.handler("parcels")
-    def back(message: Message) -> None:
-        if message.payload:
-            app.send("orders", message.payload - 1)
+    app.handler("parcels")(handler_of(lambda _: None, awaited=True))
+    app.client.create_queue("parcels")
+    app.send("orders", 1)
+    monkeypatch.setattr(Link, "run", run)
+    monkeypatch.setattr(Listener, "run", deaf)
+    monkeypatch.setattr(fetching, "_LOOK_EVERY", 0.02)
+    assert Running(Worker(app, until_idle=True, poll=5)).join() == {"done": 2}
 
-    for queue in ("orders", "parcels"):
-        app.client.create_queue(queue)
-    app.send("orders", 40)
-    assert drain(app) == {"done": 41}
+
+async def deaf(_listener: Listener) -> None:
+    await asyncio.Event().wait()
 
 
 def test_until_idle_sees_what_is_sent_while_it_looks_at_a_queue(app: Bartleby, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,9 +166,6 @@ def test_until_idle_sees_what_is_sent_while_it_looks_at_a_queue(app: Bartleby, m
             while not (worker.counts["done"] == 1 and "orders" in worker._shared.idle):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         return await plain(self, call)
-
-    async def deaf(_listener: Listener) -> None:
-        await asyncio.Event().wait()
 
     monkeypatch.setattr(Link, "run", run)
     monkeypatch.setattr(Listener, "run", deaf)

@@ -71,7 +71,7 @@ MUTANTS = [
         "fetching.py",
         "self._seen = None if shared.holding.leases else shared.granted",
         "self._seen = shared.granted",
-        "tests/worker/test_worker.py::test_until_idle_follows_a_chain_over_two_queues_to_its_end",
+        "tests/worker/test_worker.py::test_until_idle_waits_for_what_a_running_handler_sends",
     ),
     Mutant(
         "until idle does not look again at what was granted meanwhile",
