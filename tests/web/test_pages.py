@@ -255,7 +255,7 @@ def test_plan_with_changed_letters_starts_only_if_drift_is_accepted(
 def test_remaining_letters_of_a_plan_are_planned_again(browser: TestClient, client: Client) -> None:
     letters = bury(client, [{"n": n, "exact": 0.1} for n in range(8)])
     patch = [{"op": "replace", "path": "/n", "value": 9}]
-    first = client.plan_replay(ids=letters, patch=patch, rate=250, canary=2, tolerance=0.0, **BY)
+    first = client.plan_replay(ids=letters, patch=patch, canary=2, tolerance=0.0, **BY)
     path = f"/operations/{first}"
     assert send(browser, f"{path}/again").status_code == 422
     client.start_replay(first, **BY)
@@ -276,7 +276,11 @@ def test_remaining_letters_of_a_plan_are_planned_again(browser: TestClient, clie
     second = client.replays(limit=1)[0]
     assert made.headers["location"] == f"/operations/{second.id}"
     assert (second.status, second.items, second.patch) == ("draft", 6, patch)
-    assert (second.rate, second.canary, second.tolerance) == (250, 2, 0.0)
+    limited = client.plan_replay(ids=letters, rate=2.5, canary=3, tolerance=0.25, **BY)
+    client.cancel_replay(limited, **BY)
+    assert send(browser, f"/operations/{limited}/again").status_code == 303
+    third = client.replays(limit=1)[0]
+    assert (third.rate, third.canary, third.tolerance) == (2.5, 3, 0.25)
 
 
 def test_filter_suggestions_are_those_of_the_grammar_and_of_the_own_queues(
