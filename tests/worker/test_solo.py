@@ -182,7 +182,7 @@ def test_solo_message_is_not_charged_while_it_waits_for_its_turn(app: Bartleby, 
         else:
             lapse(conn)
         gate.open()
-        counts = running.end()
+        counts = running.join() if end == "stop" else running.end()
     if end == "stop":
         assert counts == {"done": 1, "released": 1}
     lost = 1 if end == "stop" else 2
