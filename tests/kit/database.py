@@ -3,7 +3,7 @@
 scratch   a directory for servers, fast and reachable for other accounts (session)
 server    the running server (session); BARTLEBY_PG_BIN chooses another PostgreSQL
 template  the name of a database with the SQL core in it, installed once (session)
-database  a database of the pool, reset; with the mark own_database a new copy of the template, dropped afterwards
+lent_database  a database of the pool, reset; with the mark own_database a copy of the template, dropped afterwards
 dsn       the address of that database
 conn      an autocommit connection to it
 connect   opens more connections to it, and closes them all at the end
@@ -236,14 +236,23 @@ class Pool:
 
 
 @pytest.fixture(scope="session")
-def pool(server: dev.Server, admin: Connection, template: str) -> Iterator[Pool]:
-    made = Pool(server, admin, template)
+def pools(admin: Connection) -> Iterator[dict[str, Pool]]:
+    """The pools of this process by template, because a folder may have a template of its own."""
+    made: dict[str, Pool] = {}
     yield made
-    made.close()
+    for pool in made.values():
+        pool.close()
 
 
 @pytest.fixture
-def database(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Database]:
+def pool(pools: dict[str, Pool], server: dev.Server, admin: Connection, template: str) -> Pool:
+    if template not in pools:
+        pools[template] = Pool(server, admin, template)
+    return pools[template]
+
+
+@pytest.fixture
+def lent_database(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Database]:
     # pgbouncer keeps sessions open, which the reset would cut
     if request.node.get_closest_marker("own_database") or request.node.get_closest_marker("pgbouncer"):
         made = pool.copy()
@@ -255,8 +264,8 @@ def database(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Database]:
 
 
 @pytest.fixture
-def dsn(database: Database) -> str:
-    return database.dsn
+def dsn(lent_database: Database) -> str:
+    return lent_database.dsn
 
 
 @pytest.fixture
@@ -272,8 +281,8 @@ def connect(dsn: str) -> Iterator[Callable[..., Connection]]:
 
 
 @pytest.fixture
-def conn(database: Database) -> Connection:
-    return database.conn
+def conn(lent_database: Database) -> Connection:
+    return lent_database.conn
 
 
 @pytest.fixture
