@@ -1,4 +1,4 @@
-"""What the acceptance tests share: a clock that the test moves, an application, a bus, the command line."""
+"""Fixtures of the acceptance tests: a clock that the test moves, a client, an application."""
 
 from collections.abc import Iterator
 from importlib.resources import files
@@ -7,16 +7,12 @@ import pytest
 
 from bartleby import Bartleby, Client
 from bartleby.testing import Clock, frozen_clock
-
-pytest.register_assert_rewrite("tests.stories.kit")
-
-from tests.kit.fixtures import bartleby  # noqa: E402, F401 - the fixture that runs the command line
-from tests.stories.kit import Bus, Connection  # noqa: E402 - its assertions explain themselves
+from tests.kit.sql import Connection
 
 
 @pytest.fixture
 def clock(dsn: str, conn: Connection) -> Clock:
-    """The clock of the test's database, as the testing kit has it: it stands still, and is moved."""
+    """The clock of the test's database, as the testing kit has it: it stands still until it is moved."""
     conn.execute((files("bartleby.testing") / "clock.sql").read_bytes())
     return frozen_clock(dsn)
 
@@ -34,10 +30,3 @@ def app(dsn: str) -> Iterator[Bartleby]:
     yield made
     if "client" in vars(made):
         made.client.close()
-
-
-@pytest.fixture
-def bus() -> Iterator[Bus]:
-    """A real server that events are sent to."""
-    with Bus.running() as running:
-        yield running

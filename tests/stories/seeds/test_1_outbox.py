@@ -1,7 +1,7 @@
 """Transactional outbox.
 
-What is sent is written in the producer's transaction. Failures are retried with jitter, classified, kept as dead
-letters, and replayed in place under the same identity, with the earlier cycle in `failure_history`.
+A message is written in the producer's transaction. Failures are retried with jitter, classified, kept as dead letters,
+and replayed in place under the same identity, with the earlier cycle in `failure_history`.
 """
 
 import re
@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pydantic
 import pytest
+from psycopg.types.json import Jsonb
 
 from bartleby import Bartleby, Client, Message, Retry, RetryPolicy, Terminal
 from bartleby.testing import Clock, assert_dead, drain
@@ -24,9 +25,7 @@ from tests.kit.worker import Told, working
 from tests.stories.kit import (
     ANA,
     SECOND,
-    Bus,
     Connection,
-    add_bus,
     bury,
     fail_one,
     fail_until_dead,
@@ -34,7 +33,6 @@ from tests.stories.kit import (
     letter,
     lose,
     places,
-    relaying,
     until,
 )
 
@@ -45,18 +43,20 @@ ENTRY = {
     "group_id": int, "generation": int, "queue": str, "replayed_at": str, "replayed_by": str, "replay_reason": str,
 }  # fmt: skip
 DEAD = "select * from bartleby.dead_letters where status = 'dead'"
+REPLAYS = "select actor, reason from bartleby.audit_log where action = 'letter.replay' order by id"
+WHY = "the cause is fixed"
 Run = Callable[..., Done]
 
 
 @pytest.fixture
 def q(conn: Connection, clock: Clock) -> Connection:
-    """A queue as it comes."""
+    """A queue with the default policy."""
     create(conn)
     return conn
 
 
 class Shop:
-    """An application whose handler raises what it is told to; `runs` are its messages."""
+    """An application whose handlers raise `error`; `runs` are the messages they were given."""
 
     def __init__(self, app: Bartleby, conn: Connection) -> None:
         self.app = app
@@ -64,22 +64,21 @@ class Shop:
         self.error: BaseException | None = None
         self.runs: list[Message] = []
 
-    def open(self, **options: Any) -> "Shop":
+    def open(self, queue: str = "q", **options: Any) -> "Shop":
         def handle(message: Message) -> None:
             self.runs.append(message)
             if self.error is not None:
                 raise self.error
 
-        self.app.handler("q", **options)(handle)
+        self.app.handler(queue, **options)(handle)
         return self
 
-    def ruling(self, error: BaseException) -> tuple[str, str]:
-        """What becomes of a message whose handler raises this, and by which rule."""
+    def fail(self, error: BaseException, queue: str = "q") -> list[dict[str, Any]]:
+        """Return the attempts at a message whose handler raises this."""
         self.error = error
-        sent = send(self.conn)
+        sent = send(self.conn, queue=queue)
         drain(self.app)
-        first = ledger(self.conn, sent)[0]
-        return first["verdict"], first["rule"]
+        return ledger(self.conn, sent)
 
 
 @pytest.fixture
@@ -89,32 +88,39 @@ def shop(app: Bartleby, conn: Connection, clock: Clock) -> Shop:
 
 
 def replay(conn: Connection, message_id: int, generation: int | None = None, by: str = "ana") -> list[int]:
-    return column(conn, "select bartleby.replay(array[%s::bigint], %s, 'mended', %s)", message_id, by, generation)
+    return column(conn, "select bartleby.replay(array[%s::bigint], %s, %s, %s)", message_id, by, WHY, generation)
 
 
-@pytest.mark.seed("outbox-1")
-def test_a_message_is_part_of_the_producers_transaction(q: Connection) -> None:
+def attempts(conn: Connection) -> int:
+    return int(value(conn, "select attempts from bartleby.messages"))
+
+
+def dead(conn: Connection) -> list[int]:
+    return [each["message_id"] for each in rows(conn, DEAD)]
+
+
+@pytest.mark.seed("outbox-1", "outbox-2", "outbox-4", "outbox-5")
+def test_message_is_committed_with_its_producer_and_is_in_one_place(q: Connection) -> None:
     with q.transaction(force_rollback=True):
         send(q, "never")
     with q.transaction():
-        kept = send(q, "kept")
-        assert places(q, kept) == ["ready"]
-    assert claim(q, 10).payloads == ["kept"]
-
-
-@pytest.mark.seed("outbox-2")
-def test_a_message_has_one_of_four_states(q: Connection) -> None:
-    done, dead = send(q), send(q)
-    assert (places(q, done), places(q, dead)) == (["ready"], ["ready"])
-    work = claim(q, 2)
-    assert (places(q, done), places(q, dead)) == (["leased"], ["leased"])
+        done, *lost, living = [send(q, n) for n in range(4)]
+        assert places(q, done) == ["ready"]
+    sent = [done, *lost, living]
+    work = claim(q, 10)
+    assert (work.payloads, [places(q, each) for each in sent]) == ([0, 1, 2, 3], [["leased"]] * 4)
     ack(q, work.lease, work.positions[:1])
-    q.execute("select bartleby.fail(%s, %s)", [work.lease, f'[{{"position": {work.positions[1]}, "verdict": "dead"}}]'])
-    assert (places(q, done), places(q, dead)) == ([], ["dead"])
+    verdicts = [{"position": each, "verdict": "dead"} for each in work.positions[1:3]]
+    q.execute("select bartleby.fail(%s, %s)", [work.lease, Jsonb(verdicts)])
+    assert [places(q, each) for each in sent] == [[], ["dead"], ["dead"], ["leased"]]
+    assert dead(q) == lost
+    q.execute("select * from bartleby.discard(array[%s::bigint], 'ana', 'spam')", [lost[0]])
+    assert dead(q) == lost[1:]
+    assert (letter(q, lost[0])["payload"], letter(q, lost[0])["discarded_by"]) == (1, "ana")
 
 
 @pytest.mark.seed("outbox-3")
-def test_polling_is_the_fallback_for_notifications(
+def test_polling_finds_messages_without_notifications(
     q: Connection, app: Bartleby, connect: Callable[[], Connection]
 ) -> None:
     shop = Shop(app, q).open()
@@ -130,25 +136,10 @@ def test_polling_is_the_fallback_for_notifications(
     assert list(listener.notifies(timeout=0)) == []
 
 
-@pytest.mark.seed("outbox-4")
-def test_dead_letters_are_found_by_their_status(q: Connection) -> None:
-    living, dead = send(q, "alive"), send(q, "dead")
-    work = claim(q, 2)
-    q.execute("select bartleby.fail(%s, %s)", [work.lease, f'[{{"position": {work.positions[1]}, "verdict": "dead"}}]'])
-    assert [each["message_id"] for each in rows(q, DEAD)] == [dead]
-    assert (places(q, dead), places(q, living)) == (["dead"], ["leased"])
-
-
-@pytest.mark.seed("outbox-5")
-def test_what_was_put_away_is_not_listed(q: Connection) -> None:
-    kept, away = bury(q), bury(q, "spam")
-    q.execute("select * from bartleby.discard(array[%s::bigint], 'ana', 'spam')", [away])
-    assert [each["message_id"] for each in rows(q, DEAD)] == [kept]
-    assert (letter(q, away)["payload"], letter(q, away)["discarded_by"]) == ("spam", "ana")
-
-
 @pytest.mark.seed("outbox-6")
-def test_the_producer_owns_the_recovery(q: Connection, connect: Callable[[], Connection]) -> None:
+def test_producer_fixes_its_data_and_replays_in_one_transaction(
+    q: Connection, connect: Callable[[], Connection]
+) -> None:
     worker = connect()
     q.execute("create table orders (id int primary key, country text)")
     q.execute("insert into orders values (42, '??'), (43, '??')")
@@ -164,269 +155,228 @@ def test_the_producer_owns_the_recovery(q: Connection, connect: Callable[[], Con
     assert claim(worker).ids == [sent]
 
 
-@pytest.mark.seed("outbox-7")
-def test_the_default_policy_of_retries(q: Connection) -> None:
+@pytest.mark.seed("outbox-7", "outbox-8", "outbox-11", "outbox-13")
+def test_default_policy_is_five_attempts_on_an_exponential_curve(q: Connection, clock: Clock) -> None:
     found = stats(q)
     assert (found["backoff"], found["base"], found["factor"]) == ("exponential", SECOND, 2)
     assert (found["cap"], found["jitter"]) == (timedelta(minutes=5), "full")
-
-
-@pytest.mark.seed("outbox-8")
-def test_the_schedule_is_1_2_4_8_16_and_at_most_300_seconds(q: Connection, clock: Clock) -> None:
     create(q, "even", jitter="none")
+    sent = send(q, queue="even")
+    assert [each.total_seconds() for each in fail_until_dead(q, clock, "even")] == [1, 2, 4, 8]
+    found = letter(q, sent)
+    assert (found["attempts"], found["reason"]) == (5, "exhausted")
+    assert 15 * SECOND <= found["dead_at"] - found["first_failed_at"] < 16 * SECOND
     send(q, queue="even", max_attempts=12)
     waits = [each.total_seconds() for each in fail_until_dead(q, clock, "even")]
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
 
 
-@pytest.mark.seed("outbox-9")
-def test_full_jitter_spreads_retries(q: Connection) -> None:
+@pytest.mark.seed("outbox-9", "outbox-10")
+def test_full_jitter_is_drawn_for_every_attempt_of_every_message(q: Connection, clock: Clock) -> None:
     send_count(q, 300)
     failed_at = value(q, "select bartleby.clock()")
     waits = [(each["retry_at"] - failed_at).total_seconds() for each in fail_all(q, claim(q, 300))]
     assert 0 <= min(waits) < 0.1
     assert 0.9 < max(waits) <= 1
     assert 0.4 < sum(waits) / 300 < 0.6
-
-
-@pytest.mark.seed("outbox-10")
-def test_jitter_is_drawn_for_every_attempt(q: Connection, clock: Clock) -> None:
-    send(q, max_attempts=9)
-    shares = [each.total_seconds() / 2**n for n, each in enumerate(fail_until_dead(q, clock))]
+    create(q, "single")
+    send(q, queue="single", max_attempts=9)
+    shares = [each.total_seconds() / 2**n for n, each in enumerate(fail_until_dead(q, clock, "single"))]
     assert max(shares) <= 1
     assert len({round(each, 3) for each in shares}) > 4
 
 
-@pytest.mark.seed("outbox-11")
-def test_five_attempts_by_default(q: Connection, clock: Clock) -> None:
-    sent = send(q)
-    assert len(fail_until_dead(q, clock)) == 4
-    assert (letter(q, sent)["attempts"], letter(q, sent)["reason"]) == (5, "exhausted")
-
-
-@pytest.mark.seed("outbox-12")
-def test_a_handler_may_override_the_number_of_attempts(shop: Shop) -> None:
-    shop.open(retry=RetryPolicy(max_attempts=3))
-    shop.ruling(ConnectionError())
-    assert assert_dead(shop.app, "q")[0].attempts == 3
-
-
-@pytest.mark.seed("outbox-13")
-def test_five_attempts_are_over_within_half_a_minute(q: Connection, clock: Clock) -> None:
-    create(q, "even", jitter="none")
-    sent = send(q, queue="even")
-    fail_until_dead(q, clock, "even")
-    found = letter(q, sent)
-    assert 15 * SECOND <= found["dead_at"] - found["first_failed_at"] < 16 * SECOND
-
-
-@pytest.mark.seed("outbox-14")
-def test_terminal_integrity_error(shop: Shop, dsn: str) -> None:
-    shop.conn.execute("create table seen (id int primary key)")
-
-    def insert_twice(message: Message) -> None:
-        with psycopg.connect(dsn) as connection:
-            connection.execute("insert into seen values (1)")
-            connection.execute("insert into seen values (1)")
-
-    shop.app.handler("q")(insert_twice)
-    send(shop.conn)
-    assert drain(shop.app) == {"dead": 1}
-    [found] = assert_dead(shop.app, "q", error_type="UniqueViolation", reason="terminal")
-    assert found.attempts == 1
-
-
-@pytest.mark.seed("outbox-15")
-def test_terminal_value_error_from_validating_the_payload(shop: Shop) -> None:
-
-    @dataclass
-    class Order:
-        amount: int
-
-        def __post_init__(self) -> None:
-            if self.amount < 0:
-                raise ValueError("negative")
-
-    def charge(order: Order) -> None:
-        raise ValueError("not of the payload")
-
-    shop.app.handler("q")(charge)
-    for amount in ("many", -1, 1):
-        send(shop.conn, {"amount": amount})
-    drain(shop.app)
-    assert [each.attempts for each in assert_dead(shop.app, "q", reason="unacceptable")] == [1, 1]
-    assert [each.attempts for each in assert_dead(shop.app, "q", reason="exhausted")] == [2]
-
-
-@pytest.mark.seed("outbox-16")
-def test_terminal_pydantic_validation_error(shop: Shop) -> None:
-    ran: list[object] = []
-
-    class Order(pydantic.BaseModel):
-        id: int
-
-    def checks(message: Message) -> None:
-        ran.append(Order.model_validate(message.payload))
-
-    def annotated(order: Order) -> None:
-        ran.append(order)
-
-    create(shop.conn, "typed", breaker="off")
-    shop.app.handler("q")(checks)
-    shop.app.handler("typed")(annotated)
-    for queue, reason in (("q", "terminal"), ("typed", "unacceptable")):
-        send(shop.conn, {"id": "x"}, queue)
-        assert drain(shop.app) == {"dead": 1}
-        [found] = assert_dead(shop.app, queue, reason=reason)
-        assert (found.attempts, "valid integer" in (found.error or "")) == (1, True)
-        assert (ran, [each["verdict"] for each in ledger(shop.conn, found.message_id)]) == ([], ["dead"])
-    for queue in ("q", "typed"):
-        send(shop.conn, {"id": 1}, queue)
-    assert drain(shop.app) == {"done": 2}
-    assert ran == [Order(id=1)] * 2
-
-
-@pytest.mark.seed("outbox-17")
-def test_terminal_by_an_explicit_class(shop: Shop) -> None:
-
+@pytest.mark.seed(
+    "outbox-12", "outbox-14", "outbox-17", "outbox-18", "outbox-19", "outbox-20", "outbox-21", "outbox-22"
+)
+@pytest.mark.seed("outbox-62", "outbox-66", "outbox-67")
+def test_error_class_decides_between_retry_and_death(shop: Shop, bartleby: Run) -> None:
     class NotPaid(Terminal):
         pass
 
-    verdict, rule = shop.open().ruling(NotPaid("order 42"))
-    assert (verdict, rule.rpartition(".")[2]) == ("dead", "NotPaid is a Terminal")
-
-
-@pytest.mark.seed("outbox-18")
-def test_transient_connection_error(shop: Shop) -> None:
-    assert shop.open().ruling(ConnectionResetError()) == (
-        "retry", "ConnectionResetError is transient; attempt 1 of 2",
-    )  # fmt: skip
-
-
-@pytest.mark.seed("outbox-19")
-def test_transient_timeout_error(shop: Shop) -> None:
-    assert shop.open().ruling(TimeoutError()) == ("retry", "TimeoutError is transient; attempt 1 of 2")
-
-
-@pytest.mark.seed("outbox-20")
-def test_transient_operational_error(shop: Shop) -> None:
-    with pytest.raises(psycopg.OperationalError) as refusal:
+    shop.conn.execute("create table seen (id int primary key)")
+    with pytest.raises(psycopg.IntegrityError) as duplicate:
+        shop.conn.execute("insert into seen values (1), (1)")
+    with pytest.raises(psycopg.OperationalError) as unreachable:
         psycopg.connect("postgresql://nobody@127.0.0.1:1/nothing", connect_timeout=2)
-    verdict, rule = shop.open().ruling(refusal.value)
-    assert (verdict, rule) == ("retry", "psycopg.OperationalError is transient; attempt 1 of 2")
+    again = Retry("another worker has it")
+    again.__cause__ = duplicate.value
+    create(shop.conn, "listed", max_attempts=2, breaker="off")
+    create(shop.conn, "patient", jitter="none", breaker="off")
+    shop.open().open("listed", terminal=[LookupError]).open("patient", retry=RetryPolicy(max_attempts=3))
+    for queue, error, verdicts, rule, seconds in (
+        ("q", duplicate.value, ["dead"], "psycopg.errors.UniqueViolation", None),
+        ("q", NotPaid("order 42"), ["dead"], "NotPaid is a Terminal", None),
+        ("q", ConnectionResetError(), ["retry", "dead"], "ConnectionResetError is transient; attempt 1 of 2", None),
+        ("q", TimeoutError(), ["retry", "dead"], "TimeoutError is transient; attempt 1 of 2", None),
+        ("q", unreachable.value, ["retry", "dead"], "psycopg.OperationalError is transient; attempt 1 of 2", None),
+        ("q", KeyError("AT"), ["retry", "dead"], "KeyError: transient by default; attempt 1 of 2", None),
+        ("listed", KeyError("AT"), ["dead"], "KeyError is a LookupError, listed by the handler", None),
+        ("listed", again, ["retry", "dead"], "", None),
+        ("patient", Terminal("not paid"), ["dead"], "Terminal", 0),
+        ("patient", ConnectionError(), ["retry", "retry", "dead"], "attempt 1 of 3", 3),
+    ):
+        shop.runs.clear()
+        found = shop.fail(error, queue)
+        assert ([each["verdict"] for each in found], len(shop.runs)) == (verdicts, len(verdicts)), error
+        assert rule in found[0]["rule"], error
+        last = letter(shop.conn, found[0]["message_id"])
+        assert (last["attempts"], last["reason"] == "terminal") == (len(verdicts), verdicts == ["dead"]), error
+        assert rule in bartleby("explain", str(last["message_id"])).out.replace("\n", " "), error
+        if seconds is not None:
+            assert round((last["dead_at"] - last["created_at"]).total_seconds()) == seconds, error
     shop.error = psycopg.errors.AdminShutdown("terminating connection")
     send(shop.conn)
     assert drain(shop.app) == {"released": 1}
     assert row(shop.conn, "select state, attempts from bartleby.messages") == {"state": "deferred", "attempts": 0}
 
 
-@pytest.mark.seed("outbox-21")
-def test_transient_by_default(shop: Shop) -> None:
-    assert shop.open().ruling(KeyError("AT")) == ("retry", "KeyError: transient by default; attempt 1 of 2")
+class Model(pydantic.BaseModel):
+    id: int
 
 
-@pytest.mark.seed("outbox-22")
-def test_a_handler_may_list_more_terminal_errors(shop: Shop) -> None:
-    verdict, rule = shop.open(terminal=[LookupError]).ruling(KeyError("AT"))
-    assert (verdict, rule) == ("dead", "KeyError is a LookupError, listed by the handler")
+@dataclass
+class Order:
+    id: int
+
+    def __post_init__(self) -> None:
+        if self.id < 0:
+            raise ValueError("negative")
 
 
-@pytest.mark.seed("outbox-23")
-def test_failure_history_is_empty_at_first(q: Connection) -> None:
-    sent = bury(q)
-    assert letter(q, sent)["failure_history"] == []
+@pytest.mark.seed("outbox-15", "outbox-16")
+def test_invalid_payload_is_not_retried(shop: Shop) -> None:
+    ran: list[object] = []
+
+    def checks(message: Message) -> None:
+        ran.append(Model.model_validate(message.payload))
+
+    def takes_model(order: Model) -> None:
+        ran.append(order)
+
+    def takes_order(order: Order) -> None:
+        raise ValueError("not of the payload")
+
+    for queue, handler in (("checks", checks), ("model", takes_model), ("order", takes_order)):
+        create(shop.conn, queue, max_attempts=2, breaker="off")
+        shop.app.handler(queue)(handler)
+    for queue, payload, reason, word in (
+        ("checks", "x", "terminal", "valid integer"),
+        ("model", "x", "unacceptable", "valid integer"),
+        ("order", "many", "unacceptable", ""),
+        ("order", -1, "unacceptable", "negative"),
+    ):
+        sent = send(shop.conn, {"id": payload}, queue)
+        assert drain(shop.app) == {"dead": 1}, queue
+        found = letter(shop.conn, sent)
+        assert (found["reason"], found["attempts"], word in found["error"]) == (reason, 1, True), queue
+    assert ran == []
+    for queue in ("checks", "model", "order"):
+        send(shop.conn, {"id": 1}, queue)
+    assert drain(shop.app) == {"done": 2, "retried": 1, "dead": 1}
+    assert (ran, assert_dead(shop.app, "order", reason="exhausted")[0].attempts) == ([Model(id=1)] * 2, 2)
 
 
-@pytest.mark.seed("outbox-24")
-def test_failure_history_gathers_a_snapshot_of_each_cycle(q: Connection) -> None:
-    sent = bury(q, error="first")
-    for error in ("second", "third"):
-        replay(q, sent)
-        fail_one(q, verdict="dead", error=error)
-    found = letter(q, sent)
-    assert [each["error"] for each in found["failure_history"]] == ["first", "second"]
-    assert (found["error"], found["cycle"]) == ("third", 3)
+@pytest.mark.seed(
+    "outbox-23", "outbox-24", "outbox-25", "outbox-26", "outbox-27", "outbox-28", "outbox-29", "outbox-33"
+)
+@pytest.mark.seed("outbox-52", "outbox-55", "outbox-56", "outbox-57", "outbox-58", "outbox-61")
+def test_replay_begins_a_cycle_and_keeps_identity_and_history(
+    q: Connection, clock: Clock, connect: Callable[[], Connection]
+) -> None:
+    sent = send(q, {"order": 42}, key="order-42")
+    created, last_id = q.execute("select created_at, bartleby.last_message_id() from bartleby.messages").fetchall()[0]
+    for cycle, error in ((1, "first"), (2, "second"), (3, None)):
+        assert (places(q, sent), attempts(q)) == (["ready"], 0)
+        assert row(q, "select message_id, crashes, cycle from bartleby.messages") == {
+            "message_id": sent, "crashes": 0, "cycle": cycle,
+        }  # fmt: skip
+        assert rows(q, "select * from bartleby.attempts where cycle = %s", cycle) == []
+        began = value(q, "select bartleby.clock()")
+        first = fail_one(q, error_type="KeyError", error=error)
+        assert (first["attempt"], first["cycle"], first["error"], attempts(q)) == (1, cycle, error, 1)
+        clock.advance(first["retry_at"] - first["failed_at"])
+        assert len(fail_until_dead(q, clock, error_type="IndexError", error=error)) == 3
+        found = letter(q, sent)
+        assert (found["error_type"], found["error"], found["attempts"]) == ("IndexError", error, 5)
+        assert (found["first_failed_at"], found["cycle"]) == (began, cycle)
+        clock.advance(3600)
+        assert replay(q, sent) == [sent]
+        replayed = letter(q, sent)
+        assert (replayed["status"], replayed["error"], replayed["cycle"]) == ("replayed", error, cycle)
+        assert [each["error"] for each in replayed["failure_history"]] == ["first", "second"][: cycle - 1]
+    again = claim(q)
+    assert (again.one["message_id"], again.one["key"]) == (sent, "order-42")
+    assert (again.one["created_at"], dead(q)) == (created, [])
+    ack(q, again.lease)
+    assert value(q, "select bartleby.last_message_id()") == last_id
+    found = row(connect(), "select * from bartleby.dead_letters")
+    assert (found["status"], found["replayed_by"], found["cycle"]) == ("resolved", "ana", 3)
+    assert found["resolved_at"] >= found["replayed_at"] >= found["dead_at"]
+    kept = ("cycle", "error", "attempts", "replayed_by", "replay_reason")
+    assert [tuple(each[name] for name in kept) for each in found["failure_history"]] == [
+        (1, "first", 5, "ana", WHY), (2, "second", 5, "ana", WHY),
+    ]  # fmt: skip
+    assert rows(q, REPLAYS) == [{"actor": "ana", "reason": WHY}] * 3
+    assert [(each["cycle"], each["attempt"]) for each in ledger(q, sent)] == [
+        (cycle, attempt) for cycle in (1, 2, 3) for attempt in range(1, 6)
+    ]
 
 
-@pytest.mark.seed("outbox-25")
-def test_attempts_are_those_of_the_current_cycle(q: Connection, clock: Clock) -> None:
-    sent = send(q)
-    assert value(q, "select attempts from bartleby.messages") == 0
-    fail_until_dead(q, clock)
-    replay(q, sent)
-    assert value(q, "select attempts from bartleby.messages") == 0
-    fail_one(q)
-    assert value(q, "select attempts from bartleby.messages") == 1
-
-
-@pytest.mark.seed("outbox-26")
-def test_the_last_error_is_that_of_the_current_cycle(q: Connection) -> None:
-    sent = bury(q, error="old")
-    replay(q, sent)
-    assert rows(q, "select error from bartleby.attempts where cycle = 2") == []
-    fail_one(q, error_type="IndexError", error="new", verdict="dead")
-    assert (letter(q, sent)["error_type"], letter(q, sent)["error"]) == ("IndexError", "new")
-
-
-@pytest.mark.seed("outbox-27")
-def test_first_failed_at_is_that_of_the_current_cycle(q: Connection, clock: Clock) -> None:
-    sent = send(q)
-    began = value(q, "select bartleby.clock()")
-    fail_until_dead(q, clock)
-    assert letter(q, sent)["first_failed_at"] == began
-    clock.advance(3600)
-    replay(q, sent)
-    again = value(q, "select bartleby.clock()")
-    fail_until_dead(q, clock)
-    assert letter(q, sent)["first_failed_at"] == again
-
-
-@pytest.mark.seed("outbox-28")
-def test_replay_1_takes_a_snapshot_of_the_cycle(q: Connection) -> None:
-    sent = bury(q, error="first")
-    replay(q, sent)
-    found = letter(q, sent)
-    assert (found["status"], found["error"], found["cycle"], found["failure_history"]) == ("replayed", "first", 1, [])
-    fail_one(q, verdict="dead", error="second")
-    found = letter(q, sent)
-    assert (found["error"], found["cycle"], found["failure_history"][0]["error"]) == ("second", 2, "first")
-
-
-@pytest.mark.seed("outbox-29")
-def test_replay_2_clears_the_cycle(q: Connection, clock: Clock) -> None:
-    sent = send(q)
-    fail_until_dead(q, clock, error="first")
-    replay(q, sent)
-    assert row(q, "select attempts, crashes, cycle from bartleby.messages") == {"attempts": 0, "crashes": 0, "cycle": 2}
-    clock.advance(3600)
-    found = fail_one(q)
-    assert (found["attempt"], found["cycle"], found["error"]) == (1, 2, None)
-    clock.advance(1)
+@pytest.mark.seed("outbox-37", "outbox-64")
+def test_history_entry_has_a_fixed_shape_and_a_bounded_size(q: Connection, client: Client) -> None:
+    full = {
+        "error_type": "KeyError", "error": "x" * 100_000, "traceback": "File …", "fingerprint": "f1",
+        "worker_version": "2.4.0",
+    }  # fmt: skip
+    bare = send(q)
     fail_one(q, verdict="dead")
-    assert letter(q, sent)["error"] is None
-    assert letter(q, sent)["dead_at"] - letter(q, sent)["first_failed_at"] < 2 * SECOND
+    sent = send(q, generation=3)
+    fail_one(q, verdict="dead", **{**full, "error": "x" * 200_000})
+    for each in (bare, sent, sent):
+        replay(q, each, generation=4)
+        fail_one(q, verdict="dead")
+    assert [each.message_id for each in client.dead_letters("cycle:>2")] == [sent]
+    found = client.dead_letter(sent)
+    assert found is not None
+    entry, _ = found.failure_history
+    assert {name: type(entry.get(name)) for name in ENTRY} == ENTRY
+    assert {name: entry[name] for name in full} == full
+    assert (entry["cycle"], entry["attempts"], entry["crashes"], entry["generation"]) == (1, 1, 0, 3)
+    assert (entry["reason"], entry["queue"], entry["worker"]) == ("terminal", "q", "w")
+    assert (entry["replayed_by"], entry["replay_reason"]) == ("ana", WHY)
+    assert (entry["edited"], entry["replay_id"]) == (None, None)
+    times = [datetime.fromisoformat(entry[each]) for each in ("first_failed_at", "dead_at", "replayed_at")]
+    assert (times, all(each.tzinfo for each in times)) == (sorted(times), True)
+    [other] = letter(q, bare)["failure_history"]
+    assert other.keys() == entry.keys()
+    assert [name for name in full if other[name] is not None] == []
 
 
-@pytest.mark.seed("outbox-30")
-def test_replay_3_sets_the_generation_that_the_caller_gives(q: Connection) -> None:
+@pytest.mark.seed("outbox-30", "outbox-31", "outbox-34", "outbox-35", "outbox-36")
+def test_replay_is_atomic_and_takes_its_values_from_the_caller(q: Connection) -> None:
     sent = bury(q, generation=3)
-    replay(q, sent, generation=7)
-    assert value(q, "select generation from bartleby.messages") == 7
-
-
-@pytest.mark.seed("outbox-31")
-def test_a_generation_is_never_assumed(q: Connection) -> None:
-    sent = bury(q, generation=3)
-    replay(q, sent)
-    assert value(q, "select generation from bartleby.messages") == 3
+    before = letter(q, sent)
+    for who, why in ((None, WHY), ("ana", None), ("", WHY), ("ana", " ")):
+        with refused("ZB008"):
+            q.execute("select bartleby.replay(array[%s::bigint], %s, %s)", [sent, who, why])
+    with q.transaction(force_rollback=True):
+        replay(q, sent, generation=7)
+        assert places(q, sent) == ["ready"]
+    assert (places(q, sent), letter(q, sent), rows(q, REPLAYS)) == (["dead"], before, [])
+    for by, generation, expected in (("ana@example.com", None, 3), ("sql-direct", 7, 7)):
+        replay(q, sent, generation, by)
+        assert (letter(q, sent)["replayed_by"], rows(q, REPLAYS)[-1]["actor"]) == (by, by)
+        assert value(q, "select generation from bartleby.messages") == expected
+        fail_one(q, verdict="dead")
 
 
 @pytest.mark.seed("outbox-32")
-def test_a_generation_stays_with_its_workers_while_a_deployment_rolls(q: Connection, dsn: str, clock: Clock) -> None:
+def test_generation_runs_on_its_own_or_newer_workers(q: Connection, dsn: str, clock: Clock) -> None:
     old, new = (Shop(Bartleby(dsn, generation=each), q).open() for each in (1, 2))
     ahead = send(q, generation=2)
     drain(old.app)
-    assert (old.runs, value(q, "select attempts from bartleby.messages"), ledger(q, ahead)) == ([], 0, [])
+    assert (old.runs, attempts(q), ledger(q, ahead)) == ([], 0, [])
     clock.advance(3600)
     behind = send(q, generation=1)
     drain(new.app)
@@ -443,148 +393,115 @@ def test_a_generation_stays_with_its_workers_while_a_deployment_rolls(q: Connect
         each.app.client.close()
 
 
-@pytest.mark.seed("outbox-33")
-def test_replay_4_makes_it_pending(q: Connection) -> None:
-    sent = bury(q, {"order": 42})
-    assert replay(q, sent) == [sent]
-    assert places(q, sent) == ["ready"]
-    assert (claim(q).ids, rows(q, DEAD)) == ([sent], [])
-
-
-@pytest.mark.seed("outbox-34")
-def test_a_replay_is_atomic(q: Connection) -> None:
-    sent = bury(q)
-    before = letter(q, sent)
-    with q.transaction(force_rollback=True):
-        replay(q, sent, generation=7)
-        assert places(q, sent) == ["ready"]
-    assert (places(q, sent), letter(q, sent)) == (["dead"], before)
-    assert rows(q, "select * from bartleby.audit_log where action = 'letter.replay'") == []
-
-
-@pytest.mark.seed("outbox-35")
-def test_who_replayed_is_a_text(q: Connection) -> None:
-    for by in ("ana@example.com", "sql-direct"):
-        sent = bury(q)
-        replay(q, sent, by=by)
-        assert letter(q, sent)["replayed_by"] == by
-        ack(q, claim(q).lease)
-
-
-@pytest.mark.seed("outbox-36")
-def test_a_replay_takes_its_values_from_the_caller(q: Connection) -> None:
-    sent = bury(q)
-    for who, why in ((None, "mended"), ("ana", None), ("", "mended"), ("ana", " ")):
-        with refused("ZB008"):
-            q.execute("select bartleby.replay(array[%s::bigint], %s, %s)", [sent, who, why])
-    assert places(q, sent) == ["dead"]
-
-
-@pytest.mark.seed("outbox-37")
-def test_an_entry_of_the_history_has_a_fixed_shape(q: Connection, client: Client) -> None:
-    full = {
-        "error_type": "KeyError", "error": "first", "traceback": "File …", "fingerprint": "f1",
-        "worker_version": "2.4.0",
-    }  # fmt: skip
-    bare = send(q)
-    fail_one(q, verdict="dead")
-    sent = send(q, generation=3)
-    fail_one(q, verdict="dead", **full)
-    for each in (sent, bare):
-        replay(q, each, generation=4)
-        fail_one(q, verdict="dead")
-    found = client.dead_letter(sent)
-    assert found is not None
-    [entry] = found.failure_history
-    assert {name: type(entry.get(name)) for name in ENTRY} == ENTRY
-    assert (entry["edited"], entry["replay_id"]) == (None, None)
-    assert {name: entry[name] for name in full} == full
-    assert (entry["cycle"], entry["attempts"], entry["crashes"], entry["generation"]) == (1, 1, 0, 3)
-    assert (entry["reason"], entry["queue"], entry["worker"]) == ("terminal", "q", "w")
-    assert (entry["replayed_by"], entry["replay_reason"]) == ("ana", "mended")
-    times = [datetime.fromisoformat(entry[each]) for each in ("first_failed_at", "dead_at", "replayed_at")]
-    assert (times, all(each.tzinfo for each in times)) == (sorted(times), True)
-    [other] = letter(q, bare)["failure_history"]
-    assert other.keys() == entry.keys()
-    assert [name for name in full if other[name] is not None] == []
-
-
-@pytest.mark.seed("outbox-38")
-def test_failed_rows_are_inspected_with_psql(q: Connection, dsn: str) -> None:
-    bury(q, {"order": 42}, error="no such customer")
-    done = psql(dsn, "-At", "-c", "select queue, payload ->> 'order', error from bartleby.dead_letters")
-    assert (done.returncode, done.stdout) == (0, "q|42|no such customer\n")
-
-
-@pytest.mark.seed("outbox-39")
-def test_a_row_is_replayed_with_psql(q: Connection, dsn: str) -> None:
-    sent = bury(q)
-    done = psql(dsn, "-At", "-c", f"select bartleby.replay(array[{sent}], 'ana@example.com', 'mended')")
-    assert (done.returncode, done.stdout, places(q, sent)) == (0, f"{sent}\n", ["ready"])
-
-
-@pytest.mark.seed("outbox-40")
-def test_the_runbook_works_as_it_is_written(q: Connection) -> None:
+@pytest.mark.seed("outbox-38", "outbox-39", "outbox-40", "outbox-59", "outbox-63")
+def test_operator_needs_nothing_but_psql(q: Connection, dsn: str) -> None:
     bury(q)
     send(q)
     fail_one(q, verdict="dead", error_type="IndexError")
-    found = re.search(r"## With psql alone.*?```sql\n(.*?)```", ON_CALL.read_text(), re.DOTALL)
-    assert found
-    q.execute(found[1].encode())
+    runbook = re.search(r"## With psql alone.*?```sql\n(.*?)```", ON_CALL.read_text(), re.DOTALL)
+    assert runbook
+    q.execute(runbook[1].encode())
     assert row(q, "select state, note from bartleby.groups where id = 2")["state"] == "resolved"
     assert value(q, "select status from bartleby.replays where id = 1") == "running"
+    create(q, "orders")
+    sent = bury(q, {"order": 42}, "orders", error="no such customer")
+    found = "select queue, payload ->> 'order', error from bartleby.dead_letters where queue = 'orders'"
+    call = f"select bartleby.replay(array[{sent}], 'ana@example.com', '{WHY}')"
+    for query, out in ((found, "orders|42|no such customer\n"), (call, f"{sent}\n")):
+        done = psql(dsn, "-At", "-c", query)
+        assert (done.returncode, done.stdout) == (0, out)
+    assert places(q, sent) == ["ready"]
+    fail_one(q, "orders", verdict="dead")
+    q.execute("set role bartleby_reader")
+    with refused("42501"):
+        replay(q, sent)
+    q.execute("set role bartleby_operator")
+    assert sent in dead(q)
+    for verb, status in (("discard", "discarded"), ("restore", "dead")):
+        q.execute(f"select bartleby.{verb}(array[%s::bigint], 'ana', 'spam')".encode(), [sent])
+        assert letter(q, sent)["status"] == status
+    assert replay(q, sent) == [sent]
+    assert places(q, sent) == ["ready"]
 
 
-@pytest.mark.seed("outbox-41")
-def test_tool_list_dead_letters(q: Connection, client: Client) -> None:
+@pytest.mark.seed("outbox-65", "outbox-68")
+def test_commands_do_what_the_sql_does(q: Connection, bartleby: Run) -> None:
+    austria, germany, france = (bury(q, {"country": each}) for each in ("AT", "DE", "FR"))
+
+    def run(*words: str) -> str:
+        done = bartleby(*words)
+        assert done.code == 0, done.err
+        return done.out + done.err
+
+    def statuses() -> list[str]:
+        return [letter(q, each)["status"] for each in (austria, germany)]
+
+    why = ("--reason", "spam", "--yes")
+    [group] = bartleby("groups", "--json").document
+    assert f"bartleby replay group:{group['id']}" in run("groups", str(group["id"]))
+    assert [line.split()[0] for line in run("dead", "payload.country:DE").splitlines()] == ["message", str(germany)]
+    assert f"bartleby replay {austria} --reason" in run("explain", str(austria))
+    shown = run("replay", "queue:q payload.country:AT", *why[:2], "--dry-run")
+    assert ("1: q 1" in shown, statuses()) == (True, ["dead", "dead"])
+    run("discard", "queue:q payload.country:DE", *why, "--actor", "ana")
+    q.execute("select bartleby.discard(array[%s::bigint], 'ana', 'spam')", [france])
+    discarded = "select status, discarded_by, discard_reason from bartleby.dead_letters where message_id = %s"
+    assert row(q, discarded, germany) == row(q, discarded, france)
+    audited = "select actor, reason from bartleby.audit_log where action = 'letter.discard'"
+    assert rows(q, audited) == [{"actor": "ana", "reason": "spam"}] * 2
+    assert statuses() == ["dead", "discarded"]
+    run("restore", str(germany), *why)
+    run("hold", str(germany), *why)
+    assert (statuses(), letter(q, germany)["held_at"] is None) == (["dead", "dead"], False)
+    run("replay", "queue:q payload.country:AT", *why, "--detach")
+    q.execute("select count(*) from bartleby.advance_replays()")
+    assert (statuses(), claim(q, 10).ids) == (["replayed", "dead"], [austria])
+
+
+@pytest.mark.seed("outbox-41", "outbox-42")
+def test_agent_lists_and_reads_dead_letters(q: Connection, client: Client) -> None:
     agent = Agent(client)
-    died = [bury(q, {"n": n}) for n in range(3)]
+    died = [bury(q, {"n": n, "password": "hunter2"}, error="no such customer") for n in range(3)]
     listed = agent.call("list_dead_letters").document["letters"]
     assert [each["message_id"] for each in listed] == died[::-1]
     [found] = agent.call("list_dead_letters", filter="queue:q payload.n:1").document["letters"]
     assert (found["message_id"], found["status"]) == (died[1], "dead")
-    assert found["error"] == {"untrusted": True, "text": "'x'", "cut": None}
-    assert [each.subject["tool"] for each in agent.audited("agent.call")] == ["list_dead_letters"] * 2
-
-
-@pytest.mark.seed("outbox-42")
-def test_tool_detail_of_a_dead_letter(q: Connection, client: Client) -> None:
-    agent = Agent(client)
-    sent = bury(q, {"order": 42, "password": "hunter2"}, error="no such customer")
-    shown = agent.call("get_dead_letter", message_id=sent).document
-    assert shown["payload"]["text"] == '{"order": 42, "password": "***"}'
-    assert shown["error"]["text"] == "no such customer"
-    told = agent.call("explain", message_id=sent).document
-    assert any("no such customer" in each["told"]["text"] for each in told["timeline"])
+    assert found["error"] == {"untrusted": True, "text": "no such customer", "cut": None}
+    shown = agent.call("get_dead_letter", message_id=died[1]).document
+    assert (shown["payload"]["text"], shown["error"]["text"]) == ('{"n": 1, "password": "***"}', "no such customer")
+    story = agent.call("explain", message_id=died[1]).document
+    assert any("no such customer" in each["told"]["text"] for each in story["timeline"])
+    called = ["list_dead_letters", "list_dead_letters", "get_dead_letter", "explain"]
+    assert sorted(each.subject["tool"] for each in agent.audited("agent.call")) == sorted(called)
 
 
 @pytest.mark.seed("outbox-43")
-def test_tool_replay_a_dead_letter(conn: Connection, app: Bartleby, client: Client) -> None:
+def test_agent_replays_what_a_person_has_approved(conn: Connection, app: Bartleby, client: Client) -> None:
     create(conn)
     agent = Agent(client)
-    sent, again = bury(conn, "mended"), bury(conn, "not yet")
+    sent, again = bury(conn, "fixed"), bury(conn, "not yet")
     shop = Shop(app, conn).open(terminal=[KeyError])
 
-    def replayed(one: int) -> str:
+    def replayed(one: int) -> tuple[int, int]:
         plan = agent.plan(ids=[one])
         assert agent.run(plan).failed
         client.approve_replay(plan["replay_id"], plan["hash"], **ANA)
         assert not agent.call("run_replay", **as_seen(plan)).failed
         until(lambda: agent.call("replay_status", replay_id=plan["replay_id"]).document["status"] == "finished")
         over = agent.call("replay_status", replay_id=plan["replay_id"]).document
-        return "done" if over["done"] else "died again" if over["died_again"] else "open"
+        return over["done"], over["died_again"]
 
     with working(app):
-        assert replayed(sent) == "done"
+        assert replayed(sent) == (1, 0)
         shop.error = KeyError("AT")
-        assert replayed(again) == "died again"
+        assert replayed(again) == (0, 1)
     assert [each.id for each in shop.runs] == [sent, again]
     assert (letter(conn, sent)["status"], letter(conn, again)["status"]) == ("resolved", "dead")
     assert len(agent.audited("access.refuse")) == 2
 
 
 @pytest.mark.seed("outbox-44")
-def test_ten_failures_are_too_many_for_plain_sql(q: Connection) -> None:
+def test_ten_failures_of_one_group_are_escalated(q: Connection) -> None:
     escalated = "select data from bartleby.events where type = 'io.bartleby.group.escalated'"
     for n in range(9):
         bury(q, n)
@@ -596,195 +513,63 @@ def test_ten_failures_are_too_many_for_plain_sql(q: Connection) -> None:
     assert row(q, escalated)["data"]["dead"] == 10
 
 
-@pytest.mark.seed("outbox-45")
-def test_an_alert_when_a_failure_is_terminal(shop: Shop, client: Client, bus: Bus) -> None:
-    alert = alerted(shop.open(), client, bus, Terminal("not paid"))
-    assert (alert["tags"]["reason"], alert["tags"]["attempts"]) == ("terminal", "1")
-    assert alert["exception"]["values"][0] == {"type": "bartleby.Terminal", "value": "not paid"}
+@pytest.mark.seed("outbox-49", "outbox-50")
+def test_log_has_every_failure_and_every_death(shop: Shop) -> None:
+    shop.open()
+    for error, failed, attempt in ((KeyError("AT"), ["KeyError: 'AT'"], 2), (Terminal("not paid"), [], 1)):
+        with Told.listening() as log:
+            sent = shop.fail(error)[0]["message_id"]
+        assert [each.getMessage() for each in log.of("message.failed")] == failed
+        [died] = log.of("message.dead")
+        assert (died.levelname, str(error) in died.getMessage()) == ("WARNING", True)
+        handler = shop.app.handlers["q"].name
+        assert vars(died)["fields"] == {"queue": "q", "message_id": sent, "handler": handler, "attempt": attempt}
 
 
-@pytest.mark.seed("outbox-46")
-def test_an_alert_when_the_retries_are_used_up(shop: Shop, client: Client, bus: Bus) -> None:
-    alert = alerted(shop.open(), client, bus, ConnectionError("refused"))
-    assert (alert["tags"]["reason"], alert["tags"]["attempts"]) == ("exhausted", "2")
-    assert len(bus.events) == 1
-
-
-def alerted(shop: Shop, client: Client, bus: Bus, error: BaseException, **options: Any) -> dict[str, Any]:
-    """What Sentry is sent when a message has died of this."""
-    client.put_sink("bus", "sentry", {"options": bus.sentry, "types": ["dead_letter.*"]}, **ANA)
-    shop.error = error
-    sent = send(shop.conn, **options)
-    with relaying(shop.app.settings.dsn or ""):
-        drain(shop.app)
-        until(lambda: bus.events)
-    assert bus.events[0]["tags"]["message_id"] == str(sent)
-    return bus.events[0]
-
-
-@pytest.mark.seed("outbox-47")
-def test_an_alert_says_what_failed_where_and_how(shop: Shop, client: Client, bus: Bus, dsn: str) -> None:
-    add_bus(client, bus, types=["dead_letter.created"])
-    shop.open().error = KeyError("AT")
-    sent = send(shop.conn, {"order": 42}, headers={"type": "order.placed", "source": "shop"})
-    with relaying(dsn):
-        drain(shop.app)
-        until(lambda: bus.events)
-    data = bus.events[0]["data"]
-    assert (data["message_id"], data["message_type"], data["message_source"]) == (sent, "order.placed", "shop")
-    assert (data["queue"], data["handler"].rpartition(".")[2]) == ("q", "handle")
-    assert (data["error_type"], data["error"], data["attempts"]) == ("KeyError", "'AT'", 2)
-
-
-@pytest.mark.seed("outbox-48")
-def test_an_alert_in_sentry_has_type_and_source(shop: Shop, client: Client, bus: Bus) -> None:
-    alert = alerted(shop.open(), client, bus, KeyError("AT"), headers={"type": "order.placed", "source": "shop"})
-    tags = {name: alert["tags"][name] for name in ("message_type", "message_source", "queue", "handler")}
-    handler = shop.app.handlers["q"].name
-    assert tags == {"message_type": "order.placed", "message_source": "shop", "queue": "q", "handler": handler}
-
-
-@pytest.mark.seed("outbox-49")
-def test_the_log_has_every_failure(shop: Shop) -> None:
-    with Told.listening() as told:
-        shop.open().ruling(KeyError("AT"))
-    assert [each.getMessage() for each in told.of("message.failed")] == ["KeyError: 'AT'"]
-    [dead] = told.of("message.dead")
-    assert (dead.levelname, dead.getMessage()) == ("WARNING", "KeyError: 'AT'")
-    [found] = assert_dead(shop.app, "q")
-    assert vars(dead)["fields"] == {
-        "queue": "q",
-        "message_id": found.message_id,
-        "handler": shop.app.handlers["q"].name,
-        "attempt": 2,
-    }
-
-
-@pytest.mark.seed("outbox-50")
-def test_the_log_has_a_terminal_failure_too(shop: Shop) -> None:
-    with Told.listening() as told:
-        shop.open().ruling(Terminal("not paid"))
-    assert told.of("message.failed") == []
-    [dead] = told.of("message.dead")
-    assert (dead.levelname, vars(dead)["fields"]["attempt"]) == ("WARNING", 1)
-    assert "not paid" in dead.getMessage()
-
-
-def effects(app: Bartleby, conn: Connection, dsn: str, after: BaseException, *, once: bool | str = True) -> list[int]:
-    """A handler with an effect that must not happen twice; when that is committed it fails. Return what it began."""
-    conn.execute("create table effect (message bigint)")
+@pytest.mark.seed("outbox-51", "outbox-53", "outbox-54")
+def test_effect_that_is_marked_as_handled_happens_once(shop: Shop, dsn: str) -> None:
+    shop.conn.execute("create table effect (message bigint)")
     begun: list[int] = []
+    effects = "select message from effect order by 1"
 
-    def handle(message: Message) -> None:
-        begun.append(message.id)
-        with psycopg.connect(dsn) as connection:
-            app.mark_handled(message, connection)
-            connection.execute("insert into effect values (%s)", [message.id])
-        raise after
+    def open_queue(queue: str, after: BaseException, *, once: bool | str = True) -> None:
+        """Open a queue whose handler commits an effect that must not happen twice, and then fails."""
 
-    app.handler("q", once=once)(handle)
-    return begun
+        def handle(message: Message) -> None:
+            begun.append(message.id)
+            with psycopg.connect(dsn) as connection:
+                shop.app.mark_handled(message, connection)
+                connection.execute("insert into effect values (%s)", [message.id])
+            raise after
 
+        create(shop.conn, queue, max_attempts=2, breaker="off")
+        shop.app.handler(queue, once=once)(handle)
 
-@pytest.mark.seed("outbox-51")
-def test_what_was_handled_is_not_done_twice(shop: Shop, dsn: str) -> None:
-    begun = effects(shop.app, shop.conn, dsn, after=Retry("the answer was lost"))
-    sent = send(shop.conn)
-    assert drain(shop.app) == {"retried": 1, "done": 1}
-    assert (begun, column(shop.conn, "select message from effect")) == ([sent], [sent])
-
-
-@pytest.mark.seed("outbox-52")
-def test_a_replay_has_the_same_id_and_the_same_idempotency_key(q: Connection) -> None:
-    sent = bury(q, key="order-42")
-    created = letter(q, sent)["created_at"]
-    replay(q, sent)
-    again = claim(q).one
-    assert (again["message_id"], again["key"], again["created_at"]) == (sent, "order-42", created)
-
-
-@pytest.mark.seed("outbox-53")
-def test_a_replay_of_what_was_handled_is_deduplicated(shop: Shop, dsn: str) -> None:
-    begun = effects(shop.app, shop.conn, dsn, after=Terminal("after the effect"))
-    sent = send(shop.conn)
+    open_queue("retried", Retry("the answer was lost"))
+    open_queue("dead", Terminal("after the effect"))
+    open_queue("keyed", Terminal("after the effect"), once="key")
+    first = send(shop.conn, queue="retried")
+    assert (drain(shop.app), column(shop.conn, effects)) == ({"retried": 1, "done": 1}, [first])
+    second = send(shop.conn, queue="dead")
     assert drain(shop.app) == {"dead": 1}
-    replay(shop.conn, sent)
-    assert drain(shop.app) == {"done": 1}
-    assert (begun, column(shop.conn, "select message from effect")) == ([sent], [sent])
-    assert letter(shop.conn, sent)["status"] == "resolved"
-
-
-@pytest.mark.seed("outbox-54")
-def test_the_same_key_is_done_once(shop: Shop, dsn: str) -> None:
-    begun = effects(shop.app, shop.conn, dsn, after=Terminal("after the effect"), once="key")
-    sent = send(shop.conn, key="order-42")
+    assert (replay(shop.conn, second), drain(shop.app), column(shop.conn, effects)) == (
+        [second],
+        {"done": 1},
+        [first, second],
+    )
+    assert letter(shop.conn, second)["status"] == "resolved"
+    third = send(shop.conn, queue="keyed", key="order-42")
     assert drain(shop.app) == {"dead": 1}
-    replay(shop.conn, sent)
-    send(shop.conn, key="order-42")
-    assert drain(shop.app) == {"done": 2}
-    assert (begun, column(shop.conn, "select message from effect")) == ([sent], [sent])
-    other = send(shop.conn, key="order-43")
-    assert drain(shop.app) == {"dead": 1}
-    assert column(shop.conn, "select message from effect order by 1") == [sent, other]
-
-
-@pytest.mark.seed("outbox-55")
-def test_the_history_of_a_message_is_not_scattered(q: Connection) -> None:
-    sent = bury(q, error="first")
-    for _ in range(3):
-        replay(q, sent)
-        fail_one(q, verdict="dead")
-    assert value(q, "select count(*) from bartleby.dead_letters") == 1
-    assert [each["cycle"] for each in letter(q, sent)["failure_history"]] == [1, 2, 3]
-
-
-@pytest.mark.seed("outbox-56")
-def test_the_row_has_cycles_and_not_attempts(q: Connection, clock: Clock) -> None:
-    sent = send(q)
-    fail_until_dead(q, clock)
-    replay(q, sent)
-    fail_until_dead(q, clock)
-    assert [each["attempts"] for each in letter(q, sent)["failure_history"]] == [5]
-    assert [(each["cycle"], each["attempt"]) for each in ledger(q, sent)] == [
-        (cycle, attempt) for cycle in (1, 2) for attempt in range(1, 6)
-    ]
-
-
-@pytest.mark.seed("outbox-57")
-def test_the_audit_is_on_the_row_and_not_in_logs(q: Connection, connect: Callable[[], Connection]) -> None:
-    sent = bury(q)
-    replay(q, sent)
-    fail_one(q, verdict="dead")
-    entry = letter(connect(), sent)["failure_history"][0]
-    assert (entry["replayed_by"], entry["replay_reason"]) == ("ana", "mended")
-    assert row(q, "select actor, reason from bartleby.audit_log where action = 'letter.replay'") == {
-        "actor": "ana",
-        "reason": "mended",
-    }
-
-
-@pytest.mark.seed("outbox-58")
-def test_a_replay_is_no_new_message(q: Connection) -> None:
-    sent = bury(q, key="order-42")
-    last = value(q, "select bartleby.last_message_id()")
-    replay(q, sent)
-    assert value(q, "select bartleby.last_message_id()") == last
-    assert column(q, "select message_id from bartleby.messages") == [sent]
-
-
-@pytest.mark.seed("outbox-59")
-def test_the_operator_is_not_blocked_by_missing_tools(q: Connection) -> None:
-    sent = bury(q)
-    q.execute("set role bartleby_reader")
-    with refused("42501"):
-        replay(q, sent)
-    q.execute("set role bartleby_operator")
-    assert [each["message_id"] for each in rows(q, DEAD)] == [sent]
-    assert replay(q, sent) == [sent]
+    replay(shop.conn, third)
+    send(shop.conn, queue="keyed", key="order-42")
+    assert (drain(shop.app), column(shop.conn, effects)) == ({"done": 2}, [first, second, third])
+    other = send(shop.conn, queue="keyed", key="order-43")
+    assert (drain(shop.app), column(shop.conn, effects)) == ({"dead": 1}, [first, second, third, other])
+    assert begun == [first, second, third, other]
 
 
 @pytest.mark.seed("outbox-60")
-def test_failure_is_handled_though_nobody_tells_it(q: Connection, clock: Clock) -> None:
+def test_message_that_takes_its_workers_along_becomes_a_dead_letter(q: Connection, clock: Clock) -> None:
     sent = send(q)
     lost = 0
     while places(q, sent) != ["dead"]:
@@ -796,112 +581,3 @@ def test_failure_is_handled_though_nobody_tells_it(q: Connection, clock: Clock) 
     assert [(each["outcome"], each["verdict"]) for each in ledger(q, sent)] == [
         ("lost", "retry"), ("crashed", "retry"), ("crashed", "retry"), ("crashed", "dead"),
     ]  # fmt: skip
-
-
-@pytest.mark.seed("outbox-61")
-def test_a_replay_preserves_the_trail(q: Connection) -> None:
-    sent = bury(q, error="first")
-    replay(q, sent)
-    ack(q, claim(q).lease)
-    found = letter(q, sent)
-    assert (found["status"], found["error"], found["replayed_by"]) == ("resolved", "first", "ana")
-    assert found["resolved_at"] >= found["replayed_at"] >= found["dead_at"]
-
-
-@pytest.mark.seed("outbox-62")
-def test_terminal_failures_burn_no_time(shop: Shop) -> None:
-    create(shop.conn, max_attempts=3, jitter="none")
-    shop.open()
-    spent = {}
-    for error in (Terminal("not paid"), ConnectionError("refused")):
-        began = value(shop.conn, "select bartleby.clock()")
-        shop.ruling(error)
-        died = value(shop.conn, "select max(dead_at) from bartleby.dead_letters")
-        spent[type(error)] = (len(shop.runs), round((died - began).total_seconds()))
-        shop.runs.clear()
-    assert spent == {Terminal: (1, 0), ConnectionError: (3, 3)}
-
-
-@pytest.mark.seed("outbox-63")
-def test_the_operator_has_a_way_from_the_first_day(q: Connection) -> None:
-    sent = bury(q)
-    q.execute("set role bartleby_operator")
-    for verb, status in (("discard", "discarded"), ("restore", "dead")):
-        q.execute(f"select bartleby.{verb}(array[%s::bigint], 'ana', 'so it is')".encode(), [sent])
-        assert letter(q, sent)["status"] == status
-    assert replay(q, sent) == [sent]
-    assert places(q, sent) == ["ready"]
-
-
-@pytest.mark.seed("outbox-64")
-def test_the_growth_of_the_history_is_tracked(q: Connection, client: Client) -> None:
-    often, once = bury(q, error="x" * 200_000), bury(q)
-    for _ in range(3):
-        replay(q, often)
-        fail_one(q, verdict="dead")
-    assert [each.message_id for each in client.dead_letters("cycle:>3")] == [often]
-    assert [each.message_id for each in client.dead_letters("cycle:1")] == [once]
-    assert [len(each["error"] or "") for each in letter(q, often)["failure_history"]] == [100_000, 0, 0]
-
-
-@pytest.mark.seed("outbox-65")
-def test_nobody_has_to_write_sql(q: Connection, bartleby: Run) -> None:
-    austria, germany = bury(q, {"country": "AT"}), bury(q, {"country": "DE"})
-
-    def told(*words: str) -> str:
-        done = bartleby(*words)
-        assert done.code == 0, done.err
-        return done.out + done.err
-
-    def statuses() -> list[str]:
-        return [letter(q, each)["status"] for each in (austria, germany)]
-
-    why = ("--reason", "so it is", "--yes")
-    [group] = bartleby("groups", "--json").document
-    assert f"bartleby replay group:{group['id']}" in told("groups", str(group["id"]))
-    assert [line.split()[0] for line in told("dead", "payload.country:DE").splitlines()] == ["message", str(germany)]
-    assert f"bartleby replay {austria} --reason" in told("explain", str(austria))
-    shown = told("replay", "queue:q payload.country:AT", "--reason", "mended", "--dry-run")
-    assert ("1: q 1" in shown, statuses()) == (True, ["dead", "dead"])
-    told("discard", "queue:q payload.country:DE", *why)
-    assert statuses() == ["dead", "discarded"]
-    told("restore", str(germany), *why)
-    told("hold", str(germany), *why)
-    assert (statuses(), letter(q, germany)["held_at"] is None) == (["dead", "dead"], False)
-    told("replay", "queue:q payload.country:AT", *why, "--detach")
-    q.execute("select count(*) from bartleby.advance_replays()")
-    assert (statuses(), claim(q, 10).ids) == (["replayed", "dead"], [austria])
-
-
-@pytest.mark.seed("outbox-66")
-def test_the_classifier_says_which_rule_it_applied(shop: Shop, bartleby: Run) -> None:
-    shop.open().ruling(KeyError("AT"))
-    [found] = assert_dead(shop.app, "q")
-    assert "KeyError: transient by default" in bartleby("explain", str(found.message_id)).out
-
-
-@pytest.mark.seed("outbox-67")
-def test_a_handler_overrules_the_classifier_both_ways(shop: Shop) -> None:
-
-    def handle(message: Message) -> None:
-        if message.payload == "end":
-            raise KeyError("AT")
-        raise Retry("somebody else is at it") from psycopg.IntegrityError("duplicate key")
-
-    shop.app.handler("q", terminal=[LookupError])(handle)
-    ended, again = send(shop.conn, "end"), send(shop.conn, "again")
-    drain(shop.app)
-    assert [each["verdict"] for each in ledger(shop.conn, ended)] == ["dead"]
-    assert [each["verdict"] for each in ledger(shop.conn, again)] == ["retry", "dead"]
-
-
-@pytest.mark.seed("outbox-68")
-def test_sql_and_tools_end_in_the_same(q: Connection, bartleby: Run) -> None:
-    by_tool, by_sql = bury(q), bury(q)
-    done = bartleby("discard", str(by_tool), "--actor", "ana", "--reason", "not needed", "--yes")
-    assert done.code == 0, done.err
-    q.execute("select bartleby.discard(array[%s::bigint], 'ana', 'not needed')", [by_sql])
-    told = "select status, discarded_by, discard_reason from bartleby.dead_letters where message_id = %s"
-    assert row(q, told, by_tool) == row(q, told, by_sql)
-    audit = rows(q, "select action, actor, reason from bartleby.audit_log where action = 'letter.discard'")
-    assert audit == [{"action": "letter.discard", "actor": "ana", "reason": "not needed"}] * 2
