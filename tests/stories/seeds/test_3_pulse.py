@@ -31,7 +31,7 @@ from tests.kit.sql import (
     value,
     waiting,
 )
-from tests.stories.kit import ANA, SECOND, Connection, bury, fail_one, fail_until_dead, ledger, letter, lose, places
+from tests.stories.kit import SECOND, Connection, bury, fail_one, fail_until_dead, ledger, letter, lose, places
 
 PULSE: dict[str, Any] = {"max_attempts": 3, "backoff": "quadratic"}
 LEASED = "select state, worker, leased_until - bartleby.clock() as hidden from bartleby.messages"
@@ -80,6 +80,19 @@ def test_failed_message_backs_off_is_retried_and_is_parked_after_the_third_attem
     assert (found["first_failed_at"], found["dead_at"]) == (began, clock.now())
     assert clock.now() - began == timedelta(seconds=5, microseconds=2)
     assert [each["error"] for each in ledger(q, sent)] == ["failure 1", "failure 2", "failure 3"]
+
+
+@pytest.mark.seed("pulse-4", "pulse-32", "pulse-33", "pulse-34")
+def test_dead_letter_is_listed_and_not_dispatched_again(q: Connection, clock: Clock, client: Client) -> None:
+    sent = [bury(q, {"id": 1}, error="no such customer"), send(q, {"id": 2})]
+    fail_until_dead(q, clock)
+    clock.advance(86_400)
+    reap(q)
+    assert (claim(q, 100).messages, [places(q, each) for each in sent]) == ([], [["dead"]] * 2)
+    assert [each.message_id for each in client.dead_letters(sort="oldest")] == sent
+    found = client.dead_letter(sent[0])
+    assert found is not None
+    assert (found.payload, found.error, found.status) == ({"id": 1}, "no such customer", "dead")
 
 
 @pytest.mark.seed("pulse-16", "pulse-20", "pulse-36", "pulse-42", "pulse-43")
@@ -141,7 +154,7 @@ def test_claim_counts_the_attempt_of_a_message_that_runs_alone(q: Connection, cl
     assert (letter(q, sent)["attempts"], letter(q, sent)["crashes"]) == (3, 1)
 
 
-@pytest.mark.seed("pulse-11", "pulse-28", "pulse-40")
+@pytest.mark.seed("pulse-11", "pulse-28", "pulse-40", "outbox-60")
 def test_lapsed_lease_leads_to_the_same_decision_as_a_failure(q: Connection, clock: Clock) -> None:
     poison = send(q, max_attempts=10)
     losses = 0
@@ -150,6 +163,9 @@ def test_lapsed_lease_leads_to_the_same_decision_as_a_failure(q: Connection, clo
         losses += 1
         clock.advance(10)
     assert (losses, stats(q)["crash_budget"], letter(q, poison)["reason"]) == (4, 3, "crashed")
+    assert (letter(q, poison)["attempts"], letter(q, poison)["crashes"]) == (3, 3)
+    outcomes = [(each["outcome"], each["verdict"]) for each in ledger(q, poison)]
+    assert outcomes == [("lost", "retry"), ("crashed", "retry"), ("crashed", "retry"), ("crashed", "dead")]
     create(q, "other", **PULSE)
     q.execute("select bartleby.configure_queue('q', '{\"crash_budget\": 10}')")
     same = (
@@ -242,32 +258,3 @@ def test_claim_alone_brings_retries_back_when_they_are_due(q: Connection, clock:
     assert sorted(claim(q, 30).ids) == [*failed, delayed]
     sessions = "select count(*) from pg_stat_activity where datname = current_database() and backend_type like %s"
     await_true(lambda: value(q, sessions, "client%") == 1)  # one that was closed a moment ago may still be listed
-
-
-@pytest.mark.seed("pulse-4", "pulse-32", "pulse-33", "pulse-34", "pulse-37", "pulse-44")
-def test_dead_letter_is_listed_and_stays_until_it_is_replayed_or_expires(
-    q: Connection, clock: Clock, client: Client
-) -> None:
-    sent = [bury(q, {"id": n}, error="no such customer") for n in range(2)]
-    sent.append(send(q, {"id": 2}))
-    fail_until_dead(q, clock)
-    assert [each.message_id for each in client.dead_letters(sort="oldest")] == sent
-    found = client.dead_letter(sent[1])
-    assert found is not None
-    assert (found.payload, found.error, found.status) == ({"id": 1}, "no such customer", "dead")
-    clock.advance(29 * 86_400)
-    reap(q)
-    q.execute("select bartleby.prune()")
-    assert (claim(q, 100).messages, [places(q, each) for each in sent]) == ([], [["dead"]] * 3)
-    assert client.replay(sent[2:], **ANA) == sent[2:]
-    assert rows(q, "select message_id, state, attempts, cycle from bartleby.messages") == [
-        {"message_id": sent[2], "state": "ready", "attempts": 0, "cycle": 2}
-    ]
-    work = claim(q)
-    assert work.one["attempt"] == 1
-    assert (ack(q, work.lease), letter(q, sent[2])["replayed_by"], letter(q, sent[2])["attempts"]) == (1, "ana", 3)
-    clock.advance(2 * 86_400)
-    q.execute("select bartleby.prune()")
-    assert [places(q, each) for each in sent] == [[], [], []]
-    expired = rows(q, "select queue, data from bartleby.events where type = 'io.bartleby.dead_letter.expired'")
-    assert [(each["queue"], each["data"]["unresolved"]) for each in expired] == [("q", 2)]
