@@ -226,15 +226,23 @@ def test_slow_bus_does_not_delay_what_fails(stage: Stage) -> None:
         until(lambda: len(stage.bus.tried) >= 2)
         (first, _), (second, _) = stage.bus.tried[:2]
         assert 1.5 <= second - first < 10
+        stage.degraded()
+    settings: dict[str, Any]
     for hung, settings in ((True, {"timeout": 30}), (False, {"delay": 30})):
+        stage.bus.hung = stage.bus.down = False
+        with stage.relay():
+            stage.delivered()
         stage.bus.hung, stage.bus.down = hung, not hung
         stage.bus.tried.clear()
+        taken = stage.taken()
         with stage.relay(**settings):
+            stage.bury()
             until(lambda: stage.bus.tried)
             began = time.monotonic()
             died = stage.bury()
             assert time.monotonic() - began < 15
-            assert (places(stage.conn, died[0]), stage.taken()) == (["dead"], [])
+            assert (places(stage.conn, died[0]), sink(stage.client).state) == (["dead"], "working")
+        assert stage.taken() == taken
 
 
 @pytest.mark.seed("cordum-20", "cordum-38", "cordum-42")

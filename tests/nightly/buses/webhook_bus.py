@@ -1,8 +1,4 @@
-"""An HTTP server that relays send events to, and a relay in a thread.
-
-Bus            takes events by webhook or as a Sentry; down, hung or failing as the test says
-relaying(dsn)  a relay until the end of the block
-"""
+"""An HTTP server that takes events by webhook or as a Sentry, and is down, hung or failing as the test says."""
 
 import asyncio
 import contextlib

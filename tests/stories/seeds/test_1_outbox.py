@@ -22,18 +22,7 @@ from tests.kit.agent import Agent, as_seen
 from tests.kit.commands import Done
 from tests.kit.sql import ack, claim, column, create, fail_all, psql, refused, row, rows, send, send_count, stats, value
 from tests.kit.worker import Told, working
-from tests.stories.kit import (
-    ANA,
-    SECOND,
-    Connection,
-    bury,
-    fail_one,
-    fail_until_dead,
-    ledger,
-    letter,
-    places,
-    until,
-)
+from tests.stories.kit import ANA, SECOND, Connection, bury, fail_one, fail_until_dead, ledger, letter, places, until
 
 ON_CALL = Path(__file__).parents[3] / "docs" / "howto" / "on-call.md"
 ENTRY = {

@@ -110,7 +110,10 @@ def test_rejected_message_is_kept_with_its_evidence(channels: Connection, clock:
     assert (found["reason"], found["error"], found["attempts"]) == ("unacceptable", "no such street", 1)
     attempt = "select outcome, rule, error from bartleby.attempts where message_id = %s"
     assert tuple(row(channels, attempt, sent).values()) == ("rejected", "rejected as unacceptable", "no such street")
-    assert column(channels, CREATED) == [sent]
+    event = row(
+        channels, "select queue, message_ids from bartleby.events where type = 'io.bartleby.dead_letter.created'"
+    )
+    assert event == {"queue": "q", "message_ids": [sent]}
     clock.advance(0)
     assert claim(channels).ids == [retried]
 
