@@ -236,7 +236,7 @@ class Pool:
 
 
 @pytest.fixture(scope="session")
-def pools(admin: Connection) -> Iterator[dict[str, Pool]]:
+def database_pools(admin: Connection) -> Iterator[dict[str, Pool]]:
     """The pools of this process by template, because a folder may have a template of its own."""
     made: dict[str, Pool] = {}
     yield made
@@ -245,10 +245,10 @@ def pools(admin: Connection) -> Iterator[dict[str, Pool]]:
 
 
 @pytest.fixture
-def pool(pools: dict[str, Pool], server: dev.Server, admin: Connection, template: str) -> Pool:
-    if template not in pools:
-        pools[template] = Pool(server, admin, template)
-    return pools[template]
+def pool(database_pools: dict[str, Pool], server: dev.Server, admin: Connection, template: str) -> Pool:
+    if template not in database_pools:
+        database_pools[template] = Pool(server, admin, template)
+    return database_pools[template]
 
 
 @pytest.fixture

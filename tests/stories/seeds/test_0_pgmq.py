@@ -17,7 +17,7 @@ from psycopg.types.json import Jsonb
 from bartleby import Client, dev
 from bartleby.testing import Clock
 from tests.kit.commands import Done
-from tests.kit.database import Pool, database_dsn, install
+from tests.kit.database import database_dsn, install
 from tests.kit.pgmq import QUEUE as JOBS
 from tests.kit.pgmq import SIBLING as DLQ
 from tests.kit.pgmq import attach, fail, inside, watch
@@ -55,14 +55,6 @@ def template(server: dev.Server, admin: Connection) -> str:
         conn.execute(SCRIPT.read_bytes())
     install(database_dsn(server, name))
     return name
-
-
-@pytest.fixture(scope="session")
-def pool(server: dev.Server, admin: Connection, template: str) -> Iterator[Pool]:
-    """Copies of that template: the pool of a process has those of the template that it was first used with."""
-    made = Pool(server, admin, template)
-    yield made
-    made.close()
 
 
 @pytest.fixture
