@@ -1,11 +1,10 @@
-"""A laboratory: several sessions over one database whose clock is moved, driven by one thread."""
+"""The lab of the random schedules, and the sessions of the races."""
 
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 
-from tests.kit.clock import move_clock
+from tests.property.sessions import Sessions
 from tests.property.world import Lab, close_lab, open_lab
 
 SESSIONS = 4
@@ -13,8 +12,14 @@ SESSIONS = 4
 
 @pytest.fixture
 def lab(dsn: str) -> Iterator[Lab]:
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        move_clock(conn)
+    """Several sessions over one database whose clock can be moved, driven by one thread."""
     opened = open_lab(dsn, SESSIONS)
     yield opened
     close_lab(opened)
+
+
+@pytest.fixture
+def s(dsn: str) -> Iterator[Sessions]:
+    """Sessions of one database with a queue `q`."""
+    with Sessions(dsn) as opened:
+        yield opened

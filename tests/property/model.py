@@ -4,12 +4,12 @@ A transaction works on an overlay of the committed state, and a commit lays it o
 same message: whoever changes one holds a lock that the other would wait for, so `free` tells what may be touched.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
-SLACK = 0.5
+SLACK = 0.0005
+"""How far the times of the model may differ from those of the server: less than a tick of the clock."""
 Lock = tuple[str, object]
 
 
@@ -92,28 +92,18 @@ class Transaction:
     locks: set[Lock] = field(default_factory=set)
 
     def copy(self) -> "Transaction":
-        return Transaction(
-            dict(self.messages),
-            dict(self.leases),
-            dict(self.keys),
-            dict(self.items),
-            set(self.groups),
-            dict(self.held),
-            set(self.locks),
-        )
+        return Transaction(**{each.name: getattr(self, each.name).copy() for each in fields(self)})
 
 
 class Model:
     """The committed state and the transactions that are open over it."""
 
-    def __init__(self, queues: Iterable[Queue]) -> None:
+    def __init__(self, queues: Iterable[Queue], now: Callable[[], float]) -> None:
         self.queues = {queue.name: queue for queue in queues}
         self.paused: set[str] = set()
         self.committed = Transaction()
         self.open: list[Transaction] = []
-        self.now: Callable[[], float] = time.time
-        self.slack = SLACK
-        """How far its times may be from those of the server: more where a statement once took long."""
+        self.now = now
 
     def begin(self) -> Transaction:
         transaction = Transaction()
@@ -183,7 +173,7 @@ class Model:
     def first_of_key(self, transaction: Transaction, queue: str, key: str, now: float, sent: int) -> int | None:
         """Return the message that has this key; whether one that lapses just now still has it, the server knows."""
         first, until = (self.committed.keys | transaction.keys).get((queue, key), (0, 0.0))
-        if abs(until - now) < self.slack:
+        if abs(until - now) < SLACK:
             return first if sent == first else None
         return first if until > now else None
 
@@ -200,7 +190,7 @@ class Model:
         transaction.locks.add(("claim", queue))
         assert len(rows) <= limit
         if not rows:
-            ready = self.claimable(transaction, queue, now - self.slack)
+            ready = self.claimable(transaction, queue, now - SLACK)
             assert not ready, f"a claim found nothing, but these wait: {ready}"
             return
         solo = any(row.solo for row in rows)

@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 
 from tests.kit.events import NOT_TOLD, put_sink
 from tests.kit.plans import ASTRAY, NOT_COUNTED, NOT_SUMMED
-from tests.property.model import AT_REST, Item, Message, Transaction, Where
+from tests.property.model import AT_REST, SLACK, Item, Message, Transaction, Where
 from tests.property.world import Connection, World
 
 RUNNING = {"running", "settling"}
@@ -184,9 +184,9 @@ class OperatedWorld(World):
             for message in [message for message in self.model.messages(tx) if message.deaths]:
                 expired = self._age(message, before)
                 free = self.model.free(tx, ("dead", message.id))
-                must += free and message.id in left and expired > self.model.slack
+                must += free and message.id in left and expired > SLACK
                 if message.id not in left:
-                    assert self._age(message, after) > -self.model.slack, f"taken too early: {message}"
+                    assert self._age(message, after) > -SLACK, f"taken too early: {message}"
                     assert free, f"taken while somebody else was at it: {message}"
                     tx.messages[message.id] = replace(message, where=Where.DONE, deaths=0)
                     self.lab.seen["taken by retention"] += 1

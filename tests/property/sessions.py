@@ -6,8 +6,8 @@ replaced by one that first waits for an advisory lock, in sessions that ask for 
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, LiteralString, Self
@@ -57,14 +57,31 @@ class Sessions:
         conn.execute(b"begin " + mode.encode())
         return conn
 
-    def wait_until_it_waits(self, conn: Connection) -> None:
-        """Until that session waits for a lock: the race is then where we want it."""
+    def wait_until_blocked(self, conn: Connection) -> None:
+        """Wait until a session waits for a lock: the race is then at the point that the test is about."""
         deadline = time.monotonic() + 30
-        query = "select from pg_locks where pid = %s and not granted"
-        while not self.main.execute(query, [conn.info.backend_pid]).rowcount:
+        while not self._is_blocked(conn):
             if time.monotonic() > deadline:
-                raise TimeoutError("it does not wait: the race is not where it should be")
+                raise TimeoutError("the session does not wait for a lock: the race is not where it should be")
             time.sleep(0.001)
+
+    def wait_until_blocked_or_done(self, conn: Connection, call: "Background") -> None:
+        """Wait until a session waits for a lock, or its call is over because a safeguard is missing."""
+        deadline = time.monotonic() + 30
+        while call.thread.is_alive() and not self._is_blocked(conn):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def blocked(self, conn: Connection, call: Callable[[], Any], release: Callable[[], object]) -> Any:
+        """Run a call of this session, do `release` once it waits for a lock, and return the result of the call."""
+        with Background(call) as running:
+            self.wait_until_blocked(conn)
+            release()
+            return running.join()
+
+    def _is_blocked(self, conn: Connection) -> bool:
+        query = "select from pg_locks where pid = %s and not granted"
+        return bool(self.main.execute(query, [conn.info.backend_pid]).rowcount)
 
 
 @dataclass(slots=True)
@@ -97,6 +114,27 @@ class Background(AbstractContextManager["Background"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.thread.join(30)
+
+
+def one(conn: Connection, query: str, *parameters: object) -> Any:
+    """Return the single value that a query finds."""
+    ((found,),) = conn.execute(query.encode(), parameters).fetchall()
+    return found
+
+
+def at_once(conn: Connection, query: str, *parameters: object) -> list[Any]:
+    """Run a query that must not wait for a lock; return its rows."""
+    with without_waiting(conn):
+        return conn.execute(query.encode(), parameters).fetchall()
+
+
+@contextmanager
+def without_waiting(conn: Connection) -> Iterator[None]:
+    conn.execute("set statement_timeout = '10s'")
+    try:
+        yield
+    except psycopg.errors.QueryCanceled:
+        raise AssertionError("it waits for a lock") from None
 
 
 def send(conn: Connection, *payloads: int) -> None:
@@ -158,38 +196,29 @@ def sqlstate(call: Callable[[], object]) -> str | None:
 
 
 def gate_ranges(s: Sessions) -> Connection:
-    """Hold gated sessions between the probe of the log and the burial of holes; return who opens the gate."""
-    s.main.execute(
-        "create or replace function bartleby.ranges(p_positions bigint[]) returns int8multirange language plpgsql as $$"
-        " begin if current_setting('test.gate', true) = 'on' then perform pg_advisory_xact_lock(4711); end if;"
-        " return (select coalesce(range_agg(int8range(p, p + 1)), '{}') from unnest(p_positions) p); end $$"
-    )
-    return shut_gate(s)
+    """Hold gated sessions between the probe of the log and the burial of holes; return the session that opens it."""
+    value = "(select coalesce(range_agg(int8range(p, p + 1)), '{}') from unnest(p_positions) p)"
+    return gate(s, "ranges(p_positions bigint[])", "int8multirange", value)
 
 
 def gate_big(s: Sessions) -> Connection:
-    """Hold gated senders between the position they draw and the row they write; return who opens the gate."""
-    s.main.execute(
-        "create or replace function bartleby.big(p_payload jsonb, p_headers jsonb) returns integer"
-        " language plpgsql as $$"
-        " begin if current_setting('test.gate', true) = 'on' then perform pg_advisory_xact_lock(4711); end if;"
-        " return null; end $$"
-    )
-    return shut_gate(s)
+    """Hold gated senders between the position that they draw and the row that they write."""
+    return gate(s, "big(p_payload jsonb, p_headers jsonb)", "integer", "null")
 
 
 def gate_clock(s: Sessions) -> Connection:
-    """Hold gated sessions just after they looked at the clock; return who opens the gate."""
+    """Hold gated sessions just after they looked at the clock."""
+    return gate(s, "clock()", "timestamptz", "clock_timestamp() + (select shift from public.test_clock)")
+
+
+def gate(s: Sessions, function: str, result: str, value: str) -> Connection:
+    """Replace a function by one that waits in gated sessions; return the session that opens the gate."""
     s.main.execute(
-        "create or replace function bartleby.clock() returns timestamptz language plpgsql as $$"
-        " declare v_now timestamptz := clock_timestamp() + (select shift from public.test_clock);"
+        f"create or replace function bartleby.{function} returns {result} language plpgsql as $$"
+        f" declare v_value {result} := {value};"
         " begin if current_setting('test.gate', true) = 'on' then perform pg_advisory_xact_lock(4711); end if;"
-        " return v_now; end $$"
+        " return v_value; end $$".encode()
     )
-    return shut_gate(s)
-
-
-def shut_gate(s: Sessions) -> Connection:
     keeper = s.open()
     keeper.execute("select pg_advisory_lock(%s)", [GATE])
     return keeper

@@ -21,6 +21,7 @@ from tests.property.operators import OperatedWorld, Plan
 from tests.property.world import Lab
 
 ACTORS = 3
+LIVES = 50
 
 actors = st.integers(0, ACTORS - 1)
 queues = st.integers(0, 1)
@@ -175,6 +176,11 @@ class Operations(Operated):
             self.here.command(k, "start", plan)
             self.here.step(k, plan, limit)
 
+    @rule(k=actors, pick=picks)
+    def cancel(self, k: int, pick: int) -> None:
+        if plan := self.any_plan(pick):
+            self.here.command(k, "cancel", plan)
+
     @rule(limit=st.sampled_from([1, 3, 100]))
     def step_all(self, limit: int) -> None:
         for plan in self.here.plans.values():
@@ -304,13 +310,13 @@ def live(lab: Lab, machine: type[Operated], examples: int, *, derandomize: bool 
     assert lab.count >= examples
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_message_is_always_in_exactly_one_place(lab: Lab) -> None:
-    live(lab, Life, 100)
+    live(lab, Life, LIVES)
     assert lab.emptied > 0
 
 
-@pytest.mark.timeout(400)
-def test_counts_are_true_and_plans_add_up_whatever_operators_do(lab: Lab) -> None:
-    live(lab, Operations, 100)
+@pytest.mark.timeout(600)
+def test_counts_and_plans_are_consistent_after_any_operations(lab: Lab) -> None:
+    live(lab, Operations, LIVES)
     assert set(lab.seen) >= OPERATED

@@ -1,7 +1,9 @@
-"""The real SQL and the model side by side: every verb is done to both, and they must agree."""
+"""The real SQL and the model side by side: every verb is done to both, and they must agree.
+
+The clock stands and is moved by one tick before each verb, so that a schedule does the same on every machine.
+"""
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +14,12 @@ import psycopg
 from psycopg import errors
 from psycopg.types.json import Jsonb
 
+from tests.kit.clock import move_clock
 from tests.property.model import AT_REST, SLACK, Claimed, Message, Model, Queue, Transaction, Where
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 LEASE_LOST = "ZB006"
+TICK = 0.001
 
 _MESSAGES: LiteralString = """
     select message_id, queue, state, attempts, crashes, cycle, solo, position, extract(epoch from run_at)::float
@@ -40,17 +44,24 @@ class Lab:
 
     admin: Connection
     actors: list[Connection]
+    stands_at: float
     shift: float = 0.0
     count: int = 0
     emptied: int = 0
     seen: Counter[str] = field(default_factory=Counter)
 
+    def advance(self, seconds: float) -> None:
+        self.shift += seconds
+        self.admin.execute("update public.test_clock set shift = make_interval(secs => %s)", [self.shift])
+
 
 def open_lab(dsn: str, sessions: int) -> Lab:
-    """Sessions that fail rather than wait: one thread drives them all, so a wait would be for ever."""
-    options = "-c lock_timeout=3s -c synchronous_commit=off"
+    """Open sessions that fail instead of waiting: one thread drives them all, so a wait would never end."""
+    options = "-c lock_timeout=30s -c synchronous_commit=off"
     opened = [psycopg.connect(dsn, autocommit=True, options=options) for _ in range(sessions + 1)]
-    return Lab(opened[0], opened[1:])
+    move_clock(opened[0]).stop()
+    ((now,),) = opened[0].execute("select extract(epoch from stands_at)::float8 from public.test_clock").fetchall()
+    return Lab(opened[0], opened[1:], now)
 
 
 def close_lab(lab: Lab) -> None:
@@ -74,23 +85,12 @@ class World:
             route = names[-1] if routed and name != names[-1] else None
             given = {**policy, "jitter": "none", "backoff": "fixed", **({"dead_letter_to": route} if route else {})}
             lab.admin.execute("select bartleby.create_queue(%s, %s)", [name, Jsonb(given)])
-            queues.append(
-                Queue(
-                    name,
-                    policy["max_attempts"],
-                    policy["crash_budget"],
-                    policy["lease"],
-                    policy["base"],
-                    route,
-                    policy.get("retention"),
-                )
-            )
+            queues.append(Queue(name=name, route=route, **policy))
         self.names = names
-        self.model = Model(queues)
-        self.model.now = self.now
+        self.model = Model(queues, self.now)
 
     def now(self) -> float:
-        return time.time() + self.lab.shift
+        return self.lab.stands_at + self.lab.shift
 
     # transactions
 
@@ -146,10 +146,10 @@ class World:
 
     @contextmanager
     def acting(self, k: int) -> Iterator[tuple[Connection, Transaction]]:
-        actor, began = self.actors[k], time.monotonic()
+        self.lab.advance(TICK)
+        actor = self.actors[k]
         if actor.tx is not None:
             yield actor.conn, actor.tx
-            self.took(began)
             return
         alone = self.model.begin()
         try:
@@ -157,12 +157,7 @@ class World:
         except BaseException:
             self.model.end(alone, commit=False)
             raise
-        self.took(began)
         self.model.end(alone, commit=True)
-
-    def took(self, began: float) -> None:
-        """Learn how far the times of the model may be from those of the server."""
-        self.model.slack = max(self.model.slack, SLACK + time.monotonic() - began)
 
     # verbs
 
@@ -182,7 +177,6 @@ class World:
             assert row is not None
             if key is not None:
                 tx.locks.add(("key", (queue, key)))
-                self.model.slack = max(self.model.slack, SLACK + self.now() - before)
                 first = self.model.first_of_key(tx, queue, key, before, row[0])
                 assert first is None or first == row[0], "the same key was sent twice"
                 if first is not None:
@@ -319,12 +313,12 @@ class World:
             after = self.now()
             reaped = {lease: (messages, outcome) for queue, lease, messages, outcome in rows if queue in self.names}
             for lease in self.model.leases(tx):
-                if lease.pending and lease.until < before - self.model.slack:
+                if lease.pending and lease.until < before - SLACK:
                     assert lease.id in reaped, f"lapsed and not taken back: {lease}"
             for number, (messages, outcome) in reaped.items():
                 lease = self.model.lease(tx, number)
                 assert lease.pending, f"taken back a settled lease: {lease}"
-                assert lease.until < after + self.model.slack, f"taken back too early: {lease}"
+                assert lease.until < after + SLACK, f"taken back too early: {lease}"
                 assert messages == len(lease.pending)
                 for message in self.model.take(tx, number, None):
                     if not lease.solo:
@@ -389,14 +383,13 @@ class World:
         return True
 
     def advance(self, seconds: float) -> None:
-        self.lab.shift += seconds
-        self.lab.admin.execute("update public.test_clock set shift = make_interval(secs => %s)", [self.lab.shift])
+        self.lab.advance(seconds)
 
     @contextmanager
     def model_alone(self) -> Iterator[Transaction]:
-        alone, began = self.model.begin(), time.monotonic()
+        self.lab.advance(TICK)
+        alone = self.model.begin()
         yield alone
-        self.took(began)
         self.model.end(alone, commit=True)
 
     def _follow_route(self, conn: Connection, tx: Transaction, message: Message, *, dies: bool) -> None:
@@ -451,7 +444,7 @@ class World:
         if message.where is Where.LEASED:
             assert state == "leased"
         elif state == "deferred":
-            assert abs(run_at - message.run_at) < self.model.slack
+            assert abs(run_at - message.run_at) < SLACK
         else:
             assert state == "ready"
             assert message.run_at <= self.now()

@@ -1,10 +1,9 @@
-"""Races in real sessions, step by step, each a function that fails if its safeguard is missing.
+"""Races around sending, claiming and settling, in real sessions that first show that they wait.
 
-The tests run them as they are; the mutation tests take a safeguard out and expect the same function to fail.
+Each fails if its safeguard is missing: tests/nightly/mutation removes the safeguards and expects these tests to fail.
 """
 
-from collections.abc import Callable
-
+import pytest
 from psycopg.types.json import Jsonb
 
 from tests.property.sessions import (
@@ -19,12 +18,12 @@ from tests.property.sessions import (
     payloads,
     send,
     sqlstate,
-)
+)  # fmt: skip
 
 # Holes
 
 
-def a_hole_is_delivered_when_its_sender_commits(s: Sessions) -> None:
+def test_hole_is_delivered_when_its_sender_commits(s: Sessions) -> None:
     slow = s.begin()
     send(slow, 1)
     send(s.main, 2)
@@ -33,7 +32,7 @@ def a_hole_is_delivered_when_its_sender_commits(s: Sessions) -> None:
     assert drain(s.main) == [1]
 
 
-def a_hole_survives_many_claims_while_its_sender_is_open(s: Sessions) -> None:
+def test_hole_survives_many_claims_while_its_sender_is_open(s: Sessions) -> None:
     slow = s.begin()
     send(slow, 1)
     for number in range(2, 8):
@@ -43,7 +42,7 @@ def a_hole_survives_many_claims_while_its_sender_is_open(s: Sessions) -> None:
     assert drain(s.main) == [1]
 
 
-def an_owner_above_the_snapshots_xmax_is_waited_for(s: Sessions) -> None:
+def test_owner_above_the_snapshots_xmax_is_waited_for(s: Sessions) -> None:
     claimer, slow = s.begin(), s.begin()
     claimer.execute("select pg_current_xact_id()")
     send(slow, 1)
@@ -56,7 +55,7 @@ def an_owner_above_the_snapshots_xmax_is_waited_for(s: Sessions) -> None:
     assert drain(s.main) == [1]
 
 
-def a_probe_cut_by_its_limit_buries_nothing(s: Sessions) -> None:
+def test_probe_cut_by_its_limit_buries_no_hole(s: Sessions) -> None:
     slow = s.begin()
     send(slow, 1, 2, 3, 4, 5)
     send(s.main, 6)
@@ -68,7 +67,8 @@ def a_probe_cut_by_its_limit_buries_nothing(s: Sessions) -> None:
     assert drain(s.main) == [5]
 
 
-def a_commit_between_probe_and_burial_is_not_missed(s: Sessions) -> None:
+@pytest.mark.own_database
+def test_commit_between_probe_and_burial_is_not_missed(s: Sessions) -> None:
     slow = s.begin()
     send(slow, 1)
     send(s.main, 2)
@@ -76,20 +76,21 @@ def a_commit_between_probe_and_burial_is_not_missed(s: Sessions) -> None:
     assert payloads(s.main) == []
     keeper, reader = gate_ranges(s), gated(s)
     with Background(lambda: payloads(reader)) as claiming:
-        s.wait_until_it_waits(reader)
+        s.wait_until_blocked(reader)
         slow.commit()
         open_gate(keeper)
         got = claiming.join()
     assert got + drain(s.main) == [1]
 
 
-def a_sender_has_its_xid_before_its_position(s: Sessions) -> None:
+@pytest.mark.own_database
+def test_sender_has_its_xid_before_its_position(s: Sessions) -> None:
     # Sequences write ahead 32 values, and take an xid when they do: let them have done so.
     send(s.main, 0, 0, 0)
     drain(s.main)
     keeper, sender = gate_big(s), gated(s)
     with Background(lambda: send(sender, 1)) as sending:
-        s.wait_until_it_waits(sender)
+        s.wait_until_blocked(sender)
         send(s.main, 2)
         assert payloads(s.main) == [2]
         assert payloads(s.main) == []
@@ -99,7 +100,7 @@ def a_sender_has_its_xid_before_its_position(s: Sessions) -> None:
     assert drain(s.main) == [1]
 
 
-def a_rollback_at_the_tail_is_passed_and_the_next_message_is_not(s: Sessions) -> None:
+def test_rollback_at_the_tail_is_passed_and_the_next_message_is_not(s: Sessions) -> None:
     rolled_back, slow = s.begin(), s.begin()
     send(rolled_back, 1)
     send(slow, 2)
@@ -114,7 +115,7 @@ def a_rollback_at_the_tail_is_passed_and_the_next_message_is_not(s: Sessions) ->
     assert drain(s.main) == [2]
 
 
-def the_reaper_passes_no_message(s: Sessions) -> None:
+def test_reaper_passes_no_message(s: Sessions) -> None:
     slow = s.begin()
     for _ in range(60):
         send(slow, 1)
@@ -129,13 +130,14 @@ def the_reaper_passes_no_message(s: Sessions) -> None:
     assert drain(s.main) == list(range(3, 23))
 
 
-def a_bulk_sender_has_its_xid_before_its_positions(s: Sessions) -> None:
+@pytest.mark.own_database
+def test_bulk_sender_has_its_xid_before_its_positions(s: Sessions) -> None:
     send(s.main, 0, 0, 0)
     drain(s.main)
     keeper, sender = gate_big(s), gated(s)
     query = """select bartleby.send_many('q', '[{"payload": 1, "key": "k"}]')"""
     with Background(lambda: sender.execute(query)) as sending:
-        s.wait_until_it_waits(sender)
+        s.wait_until_blocked(sender)
         send(s.main, 2)
         assert payloads(s.main) == [2]
         assert payloads(s.main) == []
@@ -145,7 +147,7 @@ def a_bulk_sender_has_its_xid_before_its_positions(s: Sessions) -> None:
     assert drain(s.main) == [1]
 
 
-def holes_put_aside_come_back_when_their_sender_commits(s: Sessions) -> None:
+def test_parked_holes_are_delivered_when_their_sender_commits(s: Sessions) -> None:
     slow = s.begin()
     send(slow, 1, 2)
     send(s.main, 3)
@@ -153,14 +155,14 @@ def holes_put_aside_come_back_when_their_sender_commits(s: Sessions) -> None:
     assert payloads(s.main) == []
     s.clock.advance(5)
     assert payloads(s.main) == []
-    assert s.main.execute("select from bartleby.hole").rowcount == 1, "they were not put aside"
+    assert s.main.execute("select from bartleby.hole").rowcount == 1, "the holes were not parked"
     send(s.main, 4)
     assert payloads(s.main) == [4]
     slow.commit()
     assert drain(s.main) == [1, 2]
 
 
-def many_holes_put_aside_all_come_back(s: Sessions) -> None:
+def test_many_parked_holes_are_all_delivered(s: Sessions) -> None:
     senders = []
     for number in range(25):
         senders.append(s.begin())
@@ -170,13 +172,13 @@ def many_holes_put_aside_all_come_back(s: Sessions) -> None:
         assert payloads(s.main) == []
         s.clock.advance(5)
         assert payloads(s.main) == []
-    assert s.main.execute("select from bartleby.hole").rowcount == 25, "they were not put aside one by one"
+    assert s.main.execute("select from bartleby.hole").rowcount == 25, "the holes were not parked one by one"
     for sender in senders:
         sender.commit()
     assert sorted(drain(s.main)) == list(range(25))
 
 
-def a_probe_cut_by_bytes_buries_nothing(s: Sessions) -> None:
+def test_probe_cut_by_bytes_buries_no_hole(s: Sessions) -> None:
     slow = s.begin()
     send(slow, 1, 2, 3)
     # as if they were of 20 MB each
@@ -188,7 +190,7 @@ def a_probe_cut_by_bytes_buries_nothing(s: Sessions) -> None:
     assert [payloads(s.main) for _ in range(4)] == [[1], [2], [3], []]
 
 
-def owners_from_another_cluster_have_ended(s: Sessions) -> None:
+def test_owners_from_another_cluster_count_as_ended(s: Sessions) -> None:
     rolled_back, put_aside = s.begin(), s.begin()
     send(put_aside, 1)
     send(s.main, 2)
@@ -212,7 +214,7 @@ def owners_from_another_cluster_have_ended(s: Sessions) -> None:
     assert s.main.execute(state).fetchall() == [(True, True, True)]
 
 
-def a_prepared_sender_holds_back_only_its_own(s: Sessions) -> None:
+def test_prepared_sender_holds_back_only_its_own_message(s: Sessions) -> None:
     slow = s.begin()
     send(slow, 1)
     slow.execute("prepare transaction 'slow'")
@@ -227,7 +229,7 @@ def a_prepared_sender_holds_back_only_its_own(s: Sessions) -> None:
 # Leases
 
 
-def a_zombie_changes_nothing(s: Sessions) -> None:
+def test_settlement_of_a_lost_lease_is_refused(s: Sessions) -> None:
     send(s.main, 1)
     ((old, position, *_),) = claim(s.main)
     s.clock.advance(61)
@@ -242,35 +244,31 @@ def a_zombie_changes_nothing(s: Sessions) -> None:
     assert s.main.execute("select bartleby.ack(%s)", [new]).fetchone() == (1,)
 
 
-def of_two_who_settle_at_once_one_is_refused(s: Sessions) -> None:
+def test_second_of_two_settlements_is_refused(s: Sessions) -> None:
     send(s.main, 1)
     ((lease, position, *_),) = claim(s.main)
     first, second = s.begin(), s.open()
     first.execute("select bartleby.ack(%s, %s)", [lease, [position]])
     query = "select bartleby.release(%s, %s)"
-    with Background(lambda: sqlstate(lambda: second.execute(query, [lease, [position]]))) as settling:
-        s.wait_until_it_waits(second)
-        first.commit()
-        assert settling.join() == "ZB006"
+    assert (
+        s.blocked(second, lambda: sqlstate(lambda: second.execute(query, [lease, [position]])), first.commit) == "ZB006"
+    )
     assert s.main.execute("select from bartleby.messages").rowcount == 0
 
 
-def a_claim_reads_the_state_under_its_lock(s: Sessions) -> None:
+def test_claim_reads_the_state_under_its_lock(s: Sessions) -> None:
     send(s.main, 1, 2)
     first, second = s.begin(), s.open()
     assert [row[2] for row in claim(first, 1)] == [1]
-    with Background(lambda: claim(second, 1)) as claiming:
-        s.wait_until_it_waits(second)
-        first.commit()
-        assert [row[2] for row in claiming.join()] == [2]
+    assert [row[2] for row in s.blocked(second, lambda: claim(second, 1), first.commit)] == [2]
 
 
-def a_claim_under_repeatable_read_is_refused(s: Sessions) -> None:
+def test_claim_under_repeatable_read_is_refused(s: Sessions) -> None:
     other = s.begin("isolation level repeatable read")
     assert sqlstate(lambda: claim(other)) == "ZB007"
 
 
-def a_lapsed_batch_charges_nobody_and_comes_back_one_by_one(s: Sessions) -> None:
+def test_lapsed_batch_is_not_charged_and_returns_one_by_one(s: Sessions) -> None:
     send(s.main, 1, 2, 3)
     assert len(claim(s.main)) == 3
     s.clock.advance(61)
@@ -279,7 +277,7 @@ def a_lapsed_batch_charges_nobody_and_comes_back_one_by_one(s: Sessions) -> None
     assert leases == [[(1, 1, True)], [(2, 1, True)], [(3, 1, True)], []]
 
 
-def a_suspect_that_lapses_alone_is_charged(s: Sessions) -> None:
+def test_suspect_that_lapses_alone_is_charged(s: Sessions) -> None:
     s.main.execute("select bartleby.configure_queue('q', '{\"crash_budget\": 2}')")
     send(s.main, 1)
     attempts = []
@@ -292,7 +290,7 @@ def a_suspect_that_lapses_alone_is_charged(s: Sessions) -> None:
     assert s.main.execute("select reason, attempts from bartleby.dead_letters").fetchall() == [("crashed", 2)]
 
 
-def a_crash_of_the_server_charges_nobody(s: Sessions) -> None:
+def test_server_crash_charges_no_message(s: Sessions) -> None:
     send(s.main, 1)
     assert len(claim(s.main)) == 1
     s.clock.advance(61)
@@ -309,7 +307,7 @@ def a_crash_of_the_server_charges_nobody(s: Sessions) -> None:
 # Dead letters
 
 
-def of_two_who_replay_at_once_one_does(s: Sessions) -> None:
+def test_second_of_two_replays_finds_nothing(s: Sessions) -> None:
     send(s.main, 1)
     ((lease, position, *_),) = claim(s.main)
     s.main.execute("select bartleby.reject(%s, %s, 'unacceptable')", [lease, position])
@@ -317,46 +315,13 @@ def of_two_who_replay_at_once_one_does(s: Sessions) -> None:
     first, second = s.begin(), s.open()
     query = "select bartleby.replay(%s, 'me', 'fixed')"
     assert first.execute(query, [[dead]]).fetchall() == [(dead,)]
-    with Background(lambda: second.execute(query, [[dead]]).fetchall()) as replaying:
-        s.wait_until_it_waits(second)
-        first.commit()
-        assert replaying.join() == []
+    assert s.blocked(second, lambda: second.execute(query, [[dead]]).fetchall(), first.commit) == []
     assert drain(s.main) == [1]
 
 
-def of_two_who_send_a_key_at_once_one_does(s: Sessions) -> None:
+def test_second_of_two_sends_of_a_key_returns_the_first(s: Sessions) -> None:
     first, second = s.begin(), s.open()
     query = "select bartleby.send('q', '1', p_key => 'k', p_unique_for => '10 seconds')"
     ((sent,),) = first.execute(query).fetchall()
-    with Background(lambda: second.execute(query).fetchall()) as sending:
-        s.wait_until_it_waits(second)
-        first.commit()
-        assert sending.join() == [(sent,)]
+    assert s.blocked(second, lambda: second.execute(query).fetchall(), first.commit) == [(sent,)]
     assert drain(s.main) == [1]
-
-
-RACES: list[Callable[[Sessions], None]] = [
-    a_hole_is_delivered_when_its_sender_commits,
-    a_hole_survives_many_claims_while_its_sender_is_open,
-    an_owner_above_the_snapshots_xmax_is_waited_for,
-    a_probe_cut_by_its_limit_buries_nothing,
-    a_commit_between_probe_and_burial_is_not_missed,
-    a_sender_has_its_xid_before_its_position,
-    a_bulk_sender_has_its_xid_before_its_positions,
-    a_rollback_at_the_tail_is_passed_and_the_next_message_is_not,
-    the_reaper_passes_no_message,
-    holes_put_aside_come_back_when_their_sender_commits,
-    many_holes_put_aside_all_come_back,
-    a_probe_cut_by_bytes_buries_nothing,
-    owners_from_another_cluster_have_ended,
-    a_prepared_sender_holds_back_only_its_own,
-    a_zombie_changes_nothing,
-    of_two_who_settle_at_once_one_is_refused,
-    a_claim_reads_the_state_under_its_lock,
-    a_claim_under_repeatable_read_is_refused,
-    a_lapsed_batch_charges_nobody_and_comes_back_one_by_one,
-    a_suspect_that_lapses_alone_is_charged,
-    a_crash_of_the_server_charges_nobody,
-    of_two_who_replay_at_once_one_does,
-    of_two_who_send_a_key_at_once_one_does,
-]

@@ -1,15 +1,15 @@
-"""Races with the ring of segments: a turn truncates, and truncation asks no snapshot."""
+"""Races with the ring of segments: a turn truncates, and truncation ignores snapshots."""
 
-from collections.abc import Callable
 from typing import LiteralString
 
 import psycopg
+import pytest
 from psycopg.types.json import Jsonb
 
-from tests.property.sessions import Background, Sessions, claim, drain, fill, payloads, send, sqlstate, turn, turn_often
+from tests.property.sessions import Sessions, claim, drain, fill, payloads, send, sqlstate, turn, turn_often
 
 
-def stragglers_are_carried_over(s: Sessions) -> None:
+def test_unsettled_messages_are_carried_over(s: Sessions) -> None:
     fill(s.main)
     send(s.main, 1, 2, 3)
     ((lease, position, *_),) = claim(s.main, 1)
@@ -19,27 +19,25 @@ def stragglers_are_carried_over(s: Sessions) -> None:
     assert sorted(drain(s.main)) == [1, 2, 3]
 
 
-# send() that had read which segment is current just before the turn
+# like a send() that read the current segment just before the turn
 LATE_SENDER: LiteralString = """
 insert into bartleby.log (position, id, created_at, queue, slot, payload)
 select nextval(q.positions), nextval('bartleby.message_id'), bartleby.clock(), q.id, 0, '1' from bartleby.queue q"""
 
 
-def what_commits_while_the_turn_waits_is_not_truncated(s: Sessions) -> None:
+@pytest.mark.own_database
+def test_message_committed_while_the_turn_waits_is_not_truncated(s: Sessions) -> None:
     s.main.execute("alter function bartleby.clear_segment(smallint) set lock_timeout = '10s'")
     fill(s.main)
     turn(s.main, "0 is settled")
     slow, turner = s.begin(), s.open()
     slow.execute("select pg_current_xact_id()")
     slow.execute(LATE_SENDER)
-    with Background(lambda: turn(turner)) as turning:
-        s.wait_until_it_waits(turner)
-        slow.commit()
-        turning.join()
+    s.blocked(turner, lambda: turn(turner), slow.commit)
     assert drain(s.main) == [1]
 
 
-def holes_and_holes_put_aside_are_carried_over(s: Sessions) -> None:
+def test_holes_and_parked_holes_are_carried_over(s: Sessions) -> None:
     fill(s.main)
     slow, slower = s.begin(), s.begin()
     send(slow, 1)
@@ -57,7 +55,7 @@ def holes_and_holes_put_aside_are_carried_over(s: Sessions) -> None:
     assert sorted(drain(s.main)) == [1, 3]
 
 
-def a_turn_with_an_old_snapshot_loses_nothing(s: Sessions) -> None:
+def test_turn_with_an_old_snapshot_loses_no_message(s: Sessions) -> None:
     fill(s.main)
     turner = s.begin("isolation level repeatable read")
     turner.execute("select 1 from bartleby.queue")
@@ -70,15 +68,14 @@ def a_turn_with_an_old_snapshot_loses_nothing(s: Sessions) -> None:
     assert drain(s.main) == [1]
 
 
-def a_failure_with_an_old_snapshot_loses_nothing(s: Sessions) -> None:
-    _settle_with_an_old_snapshot(s, "select bartleby.fail(%s, jsonb_build_array(jsonb_build_object('position', %s)))")
+VERBS: list[LiteralString] = [
+    "fail(%s, jsonb_build_array(jsonb_build_object('position', %s)))",
+    "release(%s, array[%s::bigint])",
+]
 
 
-def a_release_with_an_old_snapshot_loses_nothing(s: Sessions) -> None:
-    _settle_with_an_old_snapshot(s, "select bartleby.release(%s, array[%s::bigint])")
-
-
-def _settle_with_an_old_snapshot(s: Sessions, query: LiteralString) -> None:
+@pytest.mark.parametrize("verb", VERBS, ids=["fail", "release"])
+def test_settlement_with_an_old_snapshot_loses_no_message(s: Sessions, verb: LiteralString) -> None:
     fill(s.main)
     send(s.main, 1)
     ((lease, position, *_),) = claim(s.main)
@@ -86,7 +83,7 @@ def _settle_with_an_old_snapshot(s: Sessions, query: LiteralString) -> None:
     worker.execute("select 1 from bartleby.queue")
     turn_often(s.main)
     try:
-        worker.execute(query, [lease, position])
+        worker.execute(f"select bartleby.{verb}".encode(), [lease, position])
         worker.commit()
     except psycopg.Error:
         worker.rollback()
@@ -94,16 +91,10 @@ def _settle_with_an_old_snapshot(s: Sessions, query: LiteralString) -> None:
     assert drain(s.main) == [1]
 
 
-def a_failure_whose_snapshot_was_overlooked_is_refused(s: Sessions) -> None:
-    _settle_with_an_overlooked_snapshot(s, "fail(%s, jsonb_build_array(jsonb_build_object('position', %s)))")
-
-
-def a_release_whose_snapshot_was_overlooked_is_refused(s: Sessions) -> None:
-    _settle_with_an_overlooked_snapshot(s, "release(%s, array[%s::bigint])")
-
-
-def _settle_with_an_overlooked_snapshot(s: Sessions, verb: LiteralString) -> None:
-    # as it is for an owner of the schema who may not see other users' sessions
+@pytest.mark.own_database
+@pytest.mark.parametrize("verb", VERBS, ids=["fail", "release"])
+def test_settlement_whose_snapshot_was_overlooked_is_refused(s: Sessions, verb: LiteralString) -> None:
+    # as for an owner of the schema who may not see the sessions of other users
     s.main.execute(
         "create or replace function bartleby.has_snapshot_before(p_time timestamptz) returns boolean"
         " language sql as 'select false'"
@@ -119,7 +110,7 @@ def _settle_with_an_overlooked_snapshot(s: Sessions, verb: LiteralString) -> Non
     assert s.main.execute("select bartleby.ack(%s)", [lease]).fetchone() == (1,)
 
 
-def a_reap_with_an_old_snapshot_loses_nothing(s: Sessions) -> None:
+def test_reap_with_an_old_snapshot_loses_no_message(s: Sessions) -> None:
     fill(s.main)
     send(s.main, 1)
     claim(s.main)
@@ -136,7 +127,7 @@ def a_reap_with_an_old_snapshot_loses_nothing(s: Sessions) -> None:
     assert drain(s.main) == [1]
 
 
-def a_dump_that_began_before_a_turn_sees_every_message(s: Sessions) -> None:
+def test_dump_that_began_before_a_turn_sees_every_message(s: Sessions) -> None:
     fill(s.main)
     send(s.main, 1, 2)
     dump = s.begin("isolation level repeatable read read only")
@@ -148,7 +139,7 @@ def a_dump_that_began_before_a_turn_sees_every_message(s: Sessions) -> None:
     assert drain(s.main) == [1, 2]
 
 
-def a_ring_settled_in_the_future_turns(s: Sessions) -> None:
+def test_ring_settled_in_the_future_turns(s: Sessions) -> None:
     fill(s.main)
     turn(s.main, "0 is settled")
     # as a restored dump has it, or a server whose clock was set back
@@ -161,18 +152,3 @@ def a_ring_settled_in_the_future_turns(s: Sessions) -> None:
     younger.execute("select 1 from bartleby.queue")
     turn(s.main)
     assert s.main.execute("select from bartleby.log").rowcount == 0
-
-
-SEGMENT_RACES: list[Callable[[Sessions], None]] = [
-    stragglers_are_carried_over,
-    what_commits_while_the_turn_waits_is_not_truncated,
-    holes_and_holes_put_aside_are_carried_over,
-    a_turn_with_an_old_snapshot_loses_nothing,
-    a_failure_with_an_old_snapshot_loses_nothing,
-    a_release_with_an_old_snapshot_loses_nothing,
-    a_failure_whose_snapshot_was_overlooked_is_refused,
-    a_release_whose_snapshot_was_overlooked_is_refused,
-    a_reap_with_an_old_snapshot_loses_nothing,
-    a_dump_that_began_before_a_turn_sees_every_message,
-    a_ring_settled_in_the_future_turns,
-]
