@@ -1,8 +1,8 @@
-"""A browser before a console that really runs.
+"""A browser before a running console.
 
 running   a console over a database, on a port of this machine
 launched  a Chromium, driven by playwright
-Look      opens pages, and keeps what their consoles said
+Look      opens pages, and collects the messages of their consoles
 """
 
 import asyncio
@@ -26,13 +26,9 @@ from tests.kit.sinks.servers import free_port
 _SHELL = "/usr/bin/chromium-headless-shell"  # takes a third less of the processor than the browser with its windows
 CHROMIUM = os.environ.get("BARTLEBY_CHROMIUM", _SHELL if os.access(_SHELL, os.X_OK) else "/usr/bin/chromium")
 FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--no-first-run",
-]
+]  # fmt: skip
 WAIT_SECONDS = 60
 expect.set_options(timeout=WAIT_SECONDS * 1000)
 
@@ -79,7 +75,7 @@ class Site:
 
 async def _serve(server: uvicorn.Server) -> None:
     await server.serve()
-    # the stream of a page that is still open is cut off, as by a machine that goes down; nothing else would close it
+    # cut the stream of a page that is still open, as a crash does; nothing else would close it
     for each in [*server.server_state.connections]:
         if each.transport is not None:
             each.transport.abort()
@@ -90,7 +86,7 @@ def until(condition: Callable[[], object], seconds: float = WAIT_SECONDS) -> Non
     """Wait for a condition."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "condition not met in time"
         time.sleep(0.02)
 
 
@@ -110,7 +106,7 @@ def running(
 
 
 class away:  # noqa: N801 - reads as a sentence
-    """A database that nobody can connect to."""
+    """A database that accepts no connections."""
 
     def __init__(self, admin: Any, name: str) -> None:
         self._admin, self._name = admin, name
@@ -127,7 +123,7 @@ class away:  # noqa: N801 - reads as a sentence
 
 
 def is_live(page: Page) -> Page:
-    """Wait until a page hears what changes; its scripts run by then."""
+    """Wait until the stream of a page is connected; its scripts run by then."""
     expect(page.locator("#pill")).to_have_attribute("data-state", "live")
     return page
 
@@ -147,7 +143,7 @@ def fill(page: Page, summary: str, reason: str = "because") -> Page:
 
 
 def token(site: Site, name: str, role: Role, queues: Sequence[str] | None = None) -> str:
-    """Let somebody in; return their token."""
+    """Create a token; return its secret."""
     secret = hashing.new_token()
     hash = hashing.digest(secret)
     site.client.add_token("token", name, hash, role=str(role), queues=queues, actor="ana", reason="a test")
@@ -156,15 +152,15 @@ def token(site: Site, name: str, role: Role, queues: Sequence[str] | None = None
 
 @contextlib.contextmanager
 def launched() -> Iterator[Browser]:
-    """Start a browser. Its event loop runs in this thread until it ends, and no other can run there meanwhile."""
+    """Start a browser. Its event loop occupies this thread until it ends."""
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS) as found:
         yield found
-    # what is left of its greenlets must not end in the middle of something else, such as parsing Python
+    # its remaining greenlets must not end in the middle of something else, such as parsing Python
     gc.collect()
 
 
 class Look:
-    """Opens pages, and keeps what their consoles said."""
+    """Opens pages, and collects the messages of their consoles."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
@@ -187,7 +183,7 @@ class Look:
         return page
 
     def again(self, url: str, **options: Any) -> Page:
-        """Open a page in the window that was opened in the same way before, which costs a browser much less."""
+        """Open a page in a window with the same options that is already open, which is much cheaper."""
         way = repr(options)
         if way not in self._kept:
             self._kept[way] = self.at("about:blank", **options)
@@ -195,7 +191,7 @@ class Look:
         return self._kept[way]
 
     def _hear(self, message: ConsoleMessage) -> None:
-        # a page of an error has its status, and a stream that ends is told by the pill
+        # an error page has its status, and the pill reports a stream that ends
         harmless = ("the server responded with a status of 4", "net::ERR_", "status of 503", "Failed to fetch")
         if message.type in {"error", "warning"} and not any(each in message.text for each in harmless):
             self.said.append(message.text)

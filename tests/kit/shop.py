@@ -1,4 +1,4 @@
-"""A shop in trouble, for pages to show: several bugs, a storm, a queue that is stopped, plans, and somebody at it."""
+"""A shop in trouble, for pages to show: several bugs, a storm, a paused queue, plans, and an operator at work."""
 
 from bartleby import Client, Failure
 from tests.kit.clock import Clock
@@ -29,7 +29,7 @@ def bury(
     version: str = "2.4.0",
     retries: int = 0,
 ) -> list[int]:
-    """Send messages and let them die of the same, after some retries."""
+    """Send messages and let them die of the same error, after some retries."""
     sent = []
     for number, payload in enumerate(payloads):
         message: dict[str, object] = {"payload": payload, "headers": {"tenant": "acme", "authorization": "Bearer x1"}}
@@ -62,7 +62,7 @@ def bury(
 
 
 def work(client: Client) -> None:
-    """Two workers say that they are there."""
+    """Report two workers."""
     for number, doing in enumerate(("orders", "billing")):
         client.report_worker(
             f"worker-{number}.eu", version="2.4.0", queues=[doing], host=f"node-{number}", pid=4711, concurrency=8,
@@ -71,7 +71,7 @@ def work(client: Client) -> None:
 
 
 def remember(dsn: str, clock: Clock) -> None:
-    """Let a day pass in which some died already; then it is now."""
+    """Let a day pass in which some messages die; then it is now."""
     day = {22: 2, 21: 1, 17: 1, 14: 3, 9: 1, 8: 2, 5: 6, 4: 9, 3: 14, 2: 21, 1: 33}
     clock.advance(-24 * 3600)
     with Client(dsn) as client:
@@ -103,16 +103,8 @@ def furnish(client: Client) -> dict[str, int]:
         for n in range(37)
     ]
     yen = bury(client, "orders", list(orders), kind="KeyError", error="'JPY'", key="order")
-    bury(
-        client,
-        "billing",
-        [{"invoice": n, "gateway": "stripe"} for n in range(124)],
-        kind="ConnectTimeout",
-        error=TIMEOUT,
-        trace=None,
-        key="invoice",
-        version="2.3.9",
-    )
+    bury(client, "billing", [{"invoice": n, "gateway": "stripe"} for n in range(124)], kind="ConnectTimeout",
+         error=TIMEOUT, trace=None, key="invoice", version="2.3.9")  # fmt: skip
     mail = bury(client, "mail", [{"to": "ana@example.com"}], kind="ValueError", error="template 'welcome' has no body",
                 retries=2)  # fmt: skip
     bury(client, "mail", [{"to": f"user{n}@example.com"} for n in range(6)], kind="UnicodeEncodeError",
@@ -132,7 +124,7 @@ def furnish(client: Client) -> dict[str, int]:
     client.put_sink("chat", "log", {}, actor="ana", reason="for the others")
     client.report_sink("chat", failures=3, error="connect to chat.example.com:443: connection refused")
     stopped = client.plan_replay(ids=yen[20:24], actor="ben", reason="a first try")
-    client.cancel_replay(stopped, actor="ben", reason="not mended yet")
+    client.cancel_replay(stopped, actor="ben", reason="not fixed yet")
     work(client)
     client.add_token("token", "deploy", "0" * 64, role="operator", queues=["orders"], actor="ana", reason="releases")
     return {

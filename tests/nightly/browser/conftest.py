@@ -1,11 +1,11 @@
-"""A browser before a console that really runs, over a database of the test's own.
+"""A browser before a running console.
 
-shop      a console over a shop in trouble; for tests that only read (package)
-site      a console over an empty database of the test's own
-letters   twelve dead letters of one bug in it
-mended    starts a worker that handles them in some way
-glance    opens pages of which nothing is kept but the window; for tests that only read
-look      opens pages; at the end nothing may have been said in their consoles, nor reported against the policy
+shop          a console over a shop in trouble; for tests that only read (package)
+site          a console over the database of the test
+letters       twelve dead letters of one bug in it
+start_worker  starts a worker with a handler for them
+glance        opens pages in windows that are used again; for tests that only read
+look          opens pages; at the end their consoles must be empty and nothing may violate the policy
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from tests.kit.worker import working
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 _NAMES = itertools.count(1)
-Mended = Callable[[Callable[[dict[str, object]], None]], None]
+StartWorker = Callable[[Callable[[dict[str, object]], None]], None]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,7 +63,7 @@ def letters(site: Site) -> list[int]:
 
 
 @pytest.fixture
-def mended(site: Site) -> Iterator[Mended]:
+def start_worker(site: Site) -> Iterator[StartWorker]:
     app = Bartleby(site.dsn)
     with contextlib.ExitStack() as entered:
 

@@ -1,6 +1,6 @@
-"""The eight drills with a stopwatch: what somebody at 3 am has to manage, in how many seconds, with how many clicks.
+"""The eight on-call drills with a stopwatch: how many seconds and clicks each may take.
 
-docs/concepts/on-call-drills.md tells of them, with what was measured: python -m tests.nightly.browser.drill_page
+docs/concepts/on-call-drills.md describes them and has the measurements: python -m tests.nightly.browser.drill_page
 """
 
 import logging
@@ -32,7 +32,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forty(site: Site) -> Site:
-    """Forty orders died of a missing currency, in production."""
+    """Let forty orders die of a missing currency."""
     site.client.create_queue("orders")
     site.client.configure_queue("orders", {"max_attempts": 1, "breaker": "off"})
     orders: list[object] = [{"id": n, "currency": "JPY", "customer": {"id": 42 + n}} for n in range(40)]
@@ -48,8 +48,8 @@ def night(dsn: str) -> Iterator[Site]:
 
 
 @pytest.fixture
-def mended(night: Site) -> Iterator[None]:
-    """A worker in which the currency is there."""
+def fixed(night: Site) -> Iterator[None]:
+    """Run a worker with the fix."""
     app = Bartleby(night.dsn)
 
     @app.handler("orders")
@@ -65,7 +65,7 @@ def statuses(client: Client, site: Site) -> set[str]:
     return {status(client, site.ids["first"] + n) for n in range(40)}
 
 
-def test_drill_a_from_the_link_of_an_alert_to_a_replayed_fix(night: Site, mended: None, look: Look) -> None:
+def test_drill_a_fix_is_replayed_from_the_link_of_an_alert(night: Site, fixed: None, look: Look) -> None:
     """Drill a: from the link of an alert to a replayed fix."""
     page = look.at("about:blank")
     with drill(page, "a", seconds=60, clicks=6) as made:
@@ -106,7 +106,7 @@ def test_drill_b_one_order_of_one_customer_is_found(night: Site, look: Look) -> 
     made.picture(page, "found")
 
 
-def test_drill_c_a_group_that_was_discarded_by_mistake_comes_back_whole(night: Site, look: Look) -> None:
+def test_drill_c_discarded_group_is_restored_whole(night: Site, look: Look) -> None:
     """Drill c: discard the wrong group, and restore it."""
     night.client.hold([night.ids["first"] + 3], actor="ben", reason="evidence")
     page = look.at("about:blank")
@@ -129,12 +129,12 @@ def test_drill_c_a_group_that_was_discarded_by_mistake_comes_back_whole(night: S
     assert statuses(night.client, night) == {"dead"}
 
 
-def test_drill_d_two_operators_at_the_same_letters(dsn: str, look: Look) -> None:
-    """Drill d: two operators race, for a letter and for a plan; one wins, the other is told."""
+def test_drill_d_one_of_two_operators_wins(dsn: str, look: Look) -> None:
+    """Drill d: two operators race, for a letter and for a plan; one wins, the other sees who did."""
     with running(dsn, environment="production", authenticate=True) as site:
         letter = forty(site).ids["first"]
         others = [letter + n for n in range(1, 40)]
-        plan = site.client.plan_replay(ids=others, actor="cleo", reason="mended")
+        plan = site.client.plan_replay(ids=others, actor="cleo", reason="fixed")
         people = {name: look.at("about:blank", **known(site, name)) for name in ("ana", "ben")}
         with drill(people["ben"], "d", seconds=60) as made:
             for page in people.values():
@@ -151,9 +151,9 @@ def test_drill_d_two_operators_at_the_same_letters(dsn: str, look: Look) -> None
                 page.keyboard.type("39")
             starter, other = race(people, "Replay 39 letters", f"Replay {plan} runs")
             expect(people[other].locator("#notices")).to_contain_text(f"Replay {plan} is running: nothing to start")
-        deeds = {each.action: each.actor for each in site.client.audit_log(limit=100)}
-        assert deeds["letter.discard"] == winner
-        assert deeds["replay.start"] == starter
+        actions = {each.action: each.actor for each in site.client.audit_log(limit=100)}
+        assert actions["letter.discard"] == winner
+        assert actions["replay.start"] == starter
         assert len(site.client.audit_log(limit=100, action="letter.discard")) == 1
 
 
@@ -162,19 +162,19 @@ def known(site: Site, name: str) -> dict[str, object]:
 
 
 def race(people: dict[str, Page], button: str, won: str) -> tuple[str, str]:
-    """Both press it, and nobody waits for an answer; return who won and who did not."""
+    """Press it on both pages without waiting; return the winner and the loser."""
     for page in people.values():
         page.get_by_role("button", name=button).click(no_wait_after=True)
-    told = {}
+    notices = {}
     for name, page in people.items():
         expect(page.locator("#notices")).not_to_be_empty()
-        told[name] = page.locator("#notices").inner_text()
-    assert sum(won in each for each in told.values()) == 1, told
-    winner, loser = sorted(people, key=lambda name: won not in told[name])
+        notices[name] = page.locator("#notices").inner_text()
+    assert sum(won in each for each in notices.values()) == 1, notices
+    winner, loser = sorted(people, key=lambda name: won not in notices[name])
     return winner, loser
 
 
-def test_drill_e_by_keyboard_alone_from_now_to_a_probe_that_is_done(night: Site, mended: None, look: Look) -> None:
+def test_drill_e_probe_is_done_by_keyboard_alone(night: Site, fixed: None, look: Look) -> None:
     """Drill e: by keyboard alone, from what is wrong to a probe that is done."""
     page = look.at("about:blank")
     with drill(page, "e", seconds=60, clicks=0) as made:
@@ -196,7 +196,7 @@ def test_drill_e_by_keyboard_alone_from_now_to_a_probe_that_is_done(night: Site,
     made.picture(page, "done")
 
 
-def test_drill_f_on_a_phone_the_bleeding_is_stopped(night: Site, look: Look) -> None:
+def test_drill_f_queue_is_paused_on_a_phone(night: Site, look: Look) -> None:
     """Drill f: on a phone, 360 pixels wide, find what is wrong and stop it."""
     page = look.at("about:blank", viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     with drill(page, "f", seconds=60, clicks=6) as made:
@@ -219,7 +219,7 @@ def test_drill_f_on_a_phone_the_bleeding_is_stopped(night: Site, look: Look) -> 
 
 
 def too_small(page: Page) -> list[str]:
-    """What a thumb presses and is less than 44 pixels high; what only copies may be 36."""
+    """Return touch targets less than 44 pixels high, or 36 for those that only copy."""
     found: list[str] = page.evaluate("""
       [...document.querySelectorAll("main button, main details.deed > summary, nav a")]
         .filter((each) => each.offsetParent && each.offsetHeight < (each.matches(".small, .copy") ? 36 : 44))
@@ -227,8 +227,9 @@ def too_small(page: Page) -> list[str]:
     return found
 
 
-def test_drill_g_the_database_is_away_and_comes_back(night: Site, look: Look, admin: object, dsn: str) -> None:
-    """Drill g: the database is away: it is told, what was last seen is there, and it goes on by itself."""
+@pytest.mark.own_database
+def test_drill_g_database_becomes_unavailable_and_returns(night: Site, look: Look, admin: object, dsn: str) -> None:
+    """Drill g: the database is unavailable: it is reported, the last state is shown, and the page recovers."""
     page = look.at("about:blank")
     page.goto(f"{night.url}/queues")
     is_live(page)
@@ -241,13 +242,13 @@ def test_drill_g_the_database_is_away_and_comes_back(night: Site, look: Look, ad
             assert "40" in page.get_by_role("table").inner_text()
             made.picture(page, "away")
             assert violations(page) == []
-        # it tries again by itself
+        # it retries by itself
         expect(page.locator("h1")).to_have_text("Queues", timeout=30_000)
         is_live(page)
 
 
-def test_drill_h_a_thousand_letters_a_minute_move_nothing_under_the_cursor(night: Site, look: Look) -> None:
-    """Drill h: a thousand new letters a minute while somebody reads."""
+def test_drill_h_new_letters_move_nothing_under_the_cursor(night: Site, look: Look) -> None:
+    """Drill h: a thousand new letters a minute while a list is read."""
     page = look.at("about:blank")
     with drill(page, "h", seconds=60) as made:
         page.goto(f"{night.url}/letters")
@@ -257,9 +258,9 @@ def test_drill_h_a_thousand_letters_a_minute_move_nothing_under_the_cursor(night
         text, box = third.locator("a").inner_text(), third.bounding_box()
         assert box is not None
         began = time.monotonic()
-        with storm(night.dsn) as told:
-            until(lambda: told[0] >= 100, 40)
-            rate = told[0] * 60 / (time.monotonic() - began)
+        with storm(night.dsn) as count:
+            until(lambda: count[0] >= 100, 40)
+            rate = count[0] * 60 / (time.monotonic() - began)
             expect(page.locator("#newer")).to_have_text(re.compile(r"^\d{2,} new letters, show$"), timeout=30_000)
             assert third.locator("a").inner_text() == text
             assert third.bounding_box() == box
@@ -270,21 +271,21 @@ def test_drill_h_a_thousand_letters_a_minute_move_nothing_under_the_cursor(night
 
 @contextmanager
 def storm(dsn: str) -> Iterator[list[int]]:
-    """Letters die, twenty a second."""
-    told, stop = [0], threading.Event()
+    """Let twenty letters die each second; yields their number."""
+    count, stop = [0], threading.Event()
 
     def run() -> None:
         with Client(dsn) as client:
             client.create_queue("storm")
             began = time.monotonic()
-            while not stop.wait(max(0.0, began + told[0] / 20 - time.monotonic())):
-                bury(client, "storm", [{"n": told[0]}] * 4, kind="OSError", error="no route")
-                told[0] += 4
+            while not stop.wait(max(0.0, began + count[0] / 20 - time.monotonic())):
+                bury(client, "storm", [{"n": count[0]}] * 4, kind="OSError", error="no route")
+                count[0] += 4
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield told
+        yield count
     finally:
         stop.set()
         thread.join(30)

@@ -1,7 +1,7 @@
-"""Some hundred hostile texts in every field that a stranger writes: on every page they are texts, and nothing else.
+"""A hundred hostile texts in every field that strangers can write: on every page they are only text.
 
 Pages that show many at once are opened. Those of single letters and groups, two for each text, are parsed by the same
-browser and looked at, which is as strict about elements, and quick.
+browser, which is as strict about elements, and quick.
 """
 
 import json
@@ -24,7 +24,8 @@ PLACES = (
     "/letters?filter=queue:orders&sort=id", "/letters?filter=queue:mail", "/letters/{whole}", "/operations",
     "/operations/{plan}", "/queues", "/queues/orders", "/queues/mail", "/workers", "/sinks", "/audit", "/tokens",
 )  # fmt: skip
-# Whatever runs says so; what the policy has stopped is told as well, for it should never come to that.
+Hostile = tuple[Site, dict[str, Any]]
+# Everything that runs is recorded, and also what the policy has stopped.
 WATCH = """
 window.hits = [];
 window.hit = (what) => { window.hits.push(String(what)); };
@@ -33,12 +34,12 @@ document.addEventListener("securitypolicyviolation", (event) => {
   window.hit(`policy ${event.violatedDirective} ${event.blockedURI}`);
 });
 """
-# What a document has that its own templates have not put there.
+# Elements and attributes of a document that its templates have not put there.
 STRANGE = """(page) => {
   const tags = new Set(%s);
   const found = [];
   for (const each of page.querySelectorAll("body *, head *")) {
-    if (each.closest("[data-series]")) continue;  // a chart draws itself
+    if (each.closest("[data-series]")) continue;  // drawn by the chart
     const tag = each.localName;
     if (!tags.has(tag)) found.push(`<${tag}>`);
     for (const { name, value } of each.attributes) {
@@ -62,17 +63,17 @@ INVISIBLE = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufef
 
 
 @pytest.fixture(scope="module")
-def haunted(server: dev.Server, admin: psycopg.Connection[Any], template: str) -> Iterator[tuple[Site, dict[str, Any]]]:
-    admin.execute(f"create database haunted template {template}".encode())
-    with running(database_dsn(server, "haunted"), environment="production") as site:
+def hostile_site(server: dev.Server, admin: psycopg.Connection[Any], template: str) -> Iterator[Hostile]:
+    admin.execute(f"create database hostile_site template {template}".encode())
+    with running(database_dsn(server, "hostile_site"), environment="production") as site:
         yield site, furnish(site.client)
-    admin.execute(b"drop database haunted with (force)")
+    admin.execute(b"drop database hostile_site with (force)")
 
 
 @pytest.fixture(scope="module")
-def window(haunted: tuple[Site, dict[str, Any]], browser: Browser) -> Iterator[tuple[Page, list[str]]]:
-    """A page that keeps what ran, and every request that it should not make."""
-    site, _ = haunted
+def window(hostile_site: Hostile, browser: Browser) -> Iterator[tuple[Page, list[str]]]:
+    """A page that records what ran, and every request that it should not make."""
+    site, _ = hostile_site
     look = Look(browser)
     context = look.context()
     context.add_init_script(WATCH)
@@ -95,20 +96,17 @@ def page(window: tuple[Page, list[str]]) -> Iterator[Page]:
     assert not astray
 
 
-def test_there_are_about_a_hundred_of_them() -> None:
+def test_hostile_text_is_not_accepted_as_a_queue_name(hostile_site: Hostile) -> None:
+    site, _ = hostile_site
     assert len(STRINGS) == len(set(STRINGS)) >= 100
-
-
-def test_none_of_them_is_the_name_of_a_queue(haunted: tuple[Site, dict[str, Any]]) -> None:
-    site, _ = haunted
     for text in STRINGS:
         with pytest.raises(InvalidQueueName):
             site.client.create_queue(text)
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_texts_are_texts_on_every_page(haunted: tuple[Site, dict[str, Any]], page: Page, place: str) -> None:
-    site, ids = haunted
+def test_hostile_texts_are_only_text_on_every_page(hostile_site: Hostile, page: Page, place: str) -> None:
+    site, ids = hostile_site
     page.goto(site.url + place.format(group=ids["groups"][0], plan=ids["plans"][0], whole=ids["whole"]))
     is_live(page)
     page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
@@ -119,18 +117,16 @@ def test_texts_are_texts_on_every_page(haunted: tuple[Site, dict[str, Any]], pag
     assert page.evaluate("document.getElementById('main').localName") == "main"
 
 
-def test_a_letter_with_all_of_them_shows_each_as_it_is(haunted: tuple[Site, dict[str, Any]], page: Page) -> None:
-    site, ids = haunted
+def test_letter_with_all_hostile_texts_shows_each_as_it_is(hostile_site: Hostile, page: Page) -> None:
+    site, ids = hostile_site
     page.goto(f"{site.url}/letters/{ids['whole']}")
     shown = page.locator(".trace").first.text_content() or ""
     missing = [each for each in STRINGS if not all(line in shown for line in str(visible(each)).splitlines())]
     assert missing == []
 
 
-def test_no_page_of_a_letter_a_group_or_a_plan_has_an_element_of_a_stranger(
-    haunted: tuple[Site, dict[str, Any]], page: Page
-) -> None:
-    site, ids = haunted
+def test_pages_of_letters_groups_and_plans_have_no_foreign_element(hostile_site: Hostile, page: Page) -> None:
+    site, ids = hostile_site
     page.goto(f"{site.url}/queues")
     places = [f"/letters/{each}" for each in ids["letters"]] + [f"/groups/{each}" for each in ids["groups"]]
     places += [f"/operations/{each}" for each in ids["plans"]]
@@ -155,8 +151,8 @@ def test_no_page_of_a_letter_a_group_or_a_plan_has_an_element_of_a_stranger(
     assert page.evaluate("window.hits") == []
 
 
-def test_what_is_completed_is_text(haunted: tuple[Site, dict[str, Any]], page: Page) -> None:
-    site, _ = haunted
+def test_completions_are_only_text(hostile_site: Hostile, page: Page) -> None:
+    site, _ = hostile_site
     page.goto(f"{site.url}/letters?filter=queue:orders")
     box = page.get_by_role("combobox", name="Filter")
     box.focus()
@@ -168,10 +164,8 @@ def test_what_is_completed_is_text(haunted: tuple[Site, dict[str, Any]], page: P
     assert page.evaluate("window.hits") == []
 
 
-def test_an_edit_of_a_payload_with_them_changes_only_what_was_changed(
-    haunted: tuple[Site, dict[str, Any]], page: Page
-) -> None:
-    site, ids = haunted
+def test_edit_of_a_hostile_payload_changes_only_the_edited_field(hostile_site: Hostile, page: Page) -> None:
+    site, ids = hostile_site
     page.goto(f"{site.url}/letters/{ids['whole']}")
     page.get_by_text("Edit and replay").click()
     box = page.locator('textarea[name="payload"]')

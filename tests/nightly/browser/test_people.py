@@ -1,4 +1,4 @@
-"""Who looks: signing in keeps where one wanted to go; a reader changes nothing, and some see only their queues."""
+"""Signing in and roles: a link survives the login, a reader changes nothing, an operator sees only their queues."""
 
 import re
 
@@ -12,7 +12,7 @@ from tests.kit.shop import bury
 from tests.nightly.browser.test_reading import violations
 
 
-def test_a_link_of_an_alert_survives_signing_in(dsn: str, look: Look) -> None:
+def test_link_of_an_alert_survives_signing_in(dsn: str, look: Look) -> None:
     """Interaction 1: the link of an alert survives signing in."""
     with running(dsn, authenticate=True) as site:
         furnished(site)
@@ -29,11 +29,13 @@ def test_a_link_of_an_alert_survives_signing_in(dsn: str, look: Look) -> None:
         page.wait_for_url(re.compile(rf"/groups/{group}\?from=alert$"))
         expect(page.locator("h1")).to_contain_text("KeyError: 'JPY'")
         assert secret not in page.content()
+        page.set_viewport_size({"width": 360, "height": 740})
+        expect(page.get_by_text("ana").last).to_be_visible()
         page.get_by_role("button", name="Log out").click()
         expect(page.get_by_role("button", name="Log in")).to_be_visible()
 
 
-def test_who_is_signed_out_goes_on_reading_and_is_told(dsn: str, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revoked_token_is_reported_while_the_page_stays(dsn: str, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "BEAT", 0.3)
     with running(dsn, authenticate=True) as site:
         furnished(site)
@@ -42,25 +44,25 @@ def test_who_is_signed_out_goes_on_reading_and_is_told(dsn: str, look: Look, mon
         page.get_by_role("button", name="Log in").click()
         pill = is_live(page).locator("#pill")
         page.evaluate("""() => {
-            window.told = [];
+            window.seen = [];
             const pill = document.getElementById("pill");
-            new MutationObserver(() => window.told.push(pill.textContent)).observe(pill, { childList: true });
+            new MutationObserver(() => window.seen.push(pill.textContent)).observe(pill, { childList: true });
         }""")
         site.client.revoke_token(site.client.tokens()[0].id, actor="ben", reason="a lost laptop")
         with page.expect_response(lambda each: each.url == f"{site.url}/" and each.status == 401):
             bury(site.client, "orders", [{"id": 2}], kind="KeyError", error="'JPY'")
         expect(pill).to_have_text("signed out: load the page again")
-        for _ in range(2):  # it tries again, and says the same
+        for _ in range(2):  # it tries again, with the same result
             with page.expect_response(re.compile("/live$")):
                 pass
-        told = page.evaluate("window.told")
-        first = told.index("signed out: load the page again")
-        assert set(told[first:]) == {"signed out: load the page again"}
+        seen = page.evaluate("window.seen")
+        first = seen.index("signed out: load the page again")
+        assert set(seen[first:]) == {"signed out: load the page again"}
         assert page.url == f"{site.url}/"
         expect(page.locator("#verdict")).to_be_visible()
 
 
-def test_a_reader_is_offered_nothing_that_changes_something(dsn: str, look: Look) -> None:
+def test_reader_is_offered_no_action(dsn: str, look: Look) -> None:
     with running(dsn, authenticate=True) as site:
         (letter,) = furnished(site)
         headers = {"Authorization": f"Bearer {token(site, 'eve', Role.READER)}"}
@@ -78,7 +80,7 @@ def test_a_reader_is_offered_nothing_that_changes_something(dsn: str, look: Look
         assert found.status == "dead"
 
 
-def test_somebody_held_to_a_queue_sees_nothing_of_another(dsn: str, look: Look) -> None:
+def test_operator_of_one_queue_sees_no_other(dsn: str, look: Look) -> None:
     with running(dsn, authenticate=True) as site:
         (letter,) = furnished(site)
         site.client.create_queue("mail")
@@ -102,6 +104,6 @@ def test_somebody_held_to_a_queue_sees_nothing_of_another(dsn: str, look: Look) 
 
 
 def furnished(site: Site) -> list[int]:
-    """One dead letter."""
+    """Create a queue with one dead letter."""
     site.client.create_queue("orders")
     return bury(site.client, "orders", [{"id": 1}], kind="KeyError", error="'JPY'", key="order")

@@ -1,16 +1,16 @@
-"""Plans in a browser: looked at before they run, watched, stopped by people and by themselves."""
+"""Plans in a browser: previewed, watched, paused, and stopped by their canary."""
 
 from playwright.sync_api import expect
 
 from tests.kit.browser import Look, Site, fill, status, until
 from tests.kit.shop import bury
-from tests.nightly.browser.conftest import Mended
+from tests.nightly.browser.conftest import StartWorker
 
 
-def test_a_plan_says_what_will_happen_and_runs_although_nobody_looks(
-    site: Site, look: Look, letters: list[int], mended: Mended
+def test_plan_previews_what_will_happen_and_runs_without_a_page(
+    site: Site, look: Look, letters: list[int], start_worker: StartWorker
 ) -> None:
-    """Interaction 5: replay many with a plan: a frozen number, what will happen to whom, and what came of it."""
+    """Interaction 5: replay many with a plan: a frozen number, what will happen to each, and the outcome."""
     site.client.create_queue("billing")
     more = bury(site.client, "billing", [{"invoice": n} for n in range(3)], kind="KeyError", error="'JPY'")
     site.client.hold([letters[3]], actor="ben", reason="evidence")
@@ -28,7 +28,7 @@ def test_a_plan_says_what_will_happen_and_runs_although_nobody_looks(
     page.get_by_role("button", name="Replay 14 letters").click()
     expect(page.locator("#notices")).to_contain_text("runs")
     page.close()
-    mended(lambda _: None)
+    start_worker(lambda _: None)
     plan = site.client.replays(limit=1)[0].id
     until(lambda: site.client.replays(limit=1)[0].replayed + site.client.replays(limit=1)[0].settled >= 11, 30)
     page = look.at(f"{site.url}/operations/{plan}")
@@ -40,13 +40,13 @@ def test_a_plan_says_what_will_happen_and_runs_although_nobody_looks(
     assert status(site.client, late[0]) == "dead"
 
 
-def test_a_canary_that_dies_leaves_the_rest_alone(site: Site, look: Look, letters: list[int], mended: Mended) -> None:
-    """Interaction 4: a plan with a canary stops by itself, and says of what they died again."""
+def test_canary_that_dies_stops_the_plan(site: Site, look: Look, letters: list[int], start_worker: StartWorker) -> None:
+    """Interaction 4: a plan with a canary stops by itself, and shows why its letters died again."""
 
     def handle(_: dict[str, object]) -> None:
         raise KeyError("CHF")
 
-    mended(handle)
+    start_worker(handle)
     group = site.client.groups(limit=1)[0].id
     page = look.at(f"{site.url}/groups/{group}")
     page.get_by_label("First, as canary").fill("3")
@@ -59,11 +59,11 @@ def test_a_canary_that_dies_leaves_the_rest_alone(site: Site, look: Look, letter
     assert {status(site.client, each) for each in letters} == {"dead"}
 
 
-def test_a_plan_of_many_runs_only_after_its_number_was_typed(site: Site, look: Look) -> None:
-    """Interaction 5: a plan of many runs only after its number was typed."""
+def test_large_plan_runs_only_after_its_number_was_typed(site: Site, look: Look) -> None:
+    """Interaction 5: a large plan runs only after its number was typed."""
     site.client.create_queue("orders")
     bury(site.client, "orders", list(range(120)), kind="KeyError", error="'JPY'")
-    plan = site.client.plan_replay("queue:orders", actor="ana", reason="mended")
+    plan = site.client.plan_replay("queue:orders", actor="ana", reason="fixed")
     page = look.at(f"{site.url}/operations/{plan}")
     typed = page.get_by_label("To be sure, type 120")
     typed.fill("12")
@@ -77,8 +77,8 @@ def test_a_plan_of_many_runs_only_after_its_number_was_typed(site: Site, look: L
     expect(page.locator("#notices")).to_contain_text("runs")
 
 
-def test_a_plan_is_paused_resumed_and_cancelled(site: Site, look: Look, letters: list[int]) -> None:
-    """Interaction 5: a plan that runs is paused, goes on, and is cancelled."""
+def test_plan_is_paused_resumed_and_cancelled(site: Site, look: Look, letters: list[int]) -> None:
+    """Interaction 5: a running plan is paused, resumed and cancelled."""
     assert letters
     plan = site.client.plan_replay("queue:orders", actor="ana", reason="slowly", rate=0.01)
     site.client.start_replay(plan, actor="ana", reason="slowly")
@@ -91,8 +91,8 @@ def test_a_plan_is_paused_resumed_and_cancelled(site: Site, look: Look, letters:
     expect(page.locator(".title")).to_contain_text("cancelled")
 
 
-def test_a_group_is_replayed_with_a_patch(site: Site, look: Look, letters: list[int]) -> None:
-    """Interaction 8: the same patch for a whole group, with what it does to five of them."""
+def test_group_is_replayed_with_a_patch(site: Site, look: Look, letters: list[int]) -> None:
+    """Interaction 8: the same patch for a whole group, with its effect on five letters."""
     assert letters
     group = site.client.groups(limit=1)[0].id
     page = look.at(f"{site.url}/groups/{group}")

@@ -1,20 +1,20 @@
-"""What the documentation says of the console in a browser is shown by tests, and the page says which."""
+"""The documentation of the console names the tests that show it."""
 
 from tests.nightly.browser.drill_page import PAGE, shown, shown_table, written
 from tests.nightly.browser.shots import KEPT, TOUR, WAYS
 
 
-def test_each_of_ten_interactions_and_eight_drills_is_shown_by_a_test() -> None:
+def test_each_interaction_and_drill_is_shown_by_a_test() -> None:
     wanted = {f"Interaction {number}" for number in range(1, 11)} | {f"Drill {letter}" for letter in "abcdefgh"}
     assert {what for what, _, _ in shown()} == wanted
 
 
-def test_the_page_of_the_drills_says_which() -> None:
+def test_page_of_the_drills_names_its_tests() -> None:
     page = PAGE.read_text()
     assert written(page, "tests", shown_table()) == page, "python -m tests.nightly.browser.drill_page --tests"
 
 
-def test_every_page_is_in_the_documentation_in_light_dark_and_on_a_phone() -> None:
+def test_tour_has_every_page_in_light_dark_and_on_a_phone() -> None:
     tour = (PAGE.parent / "console-tour.md").read_text()
     for name in (f"{page}-{way}.png" for page in TOUR for way in WAYS):
         assert (KEPT / name).exists(), name

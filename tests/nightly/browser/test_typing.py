@@ -1,4 +1,4 @@
-"""What helps whoever is in a hurry: filters that complete themselves, all that fit, times of one's own, addresses."""
+"""Filters that complete themselves, selection of all matches, local times, addresses, and slow searches."""
 
 import re
 from typing import Any
@@ -15,15 +15,15 @@ from tests.nightly.browser.test_reading import violations
 
 @pytest.fixture
 def letters(site: Site) -> list[int]:
-    """Sixty dead letters of one bug, more than a page has."""
+    """Sixty dead letters of one bug, more than fit on a page."""
     site.client.create_queue("orders")
     site.client.create_queue("billing")
     orders: list[object] = [{"customer": {"id": n}, "currency": "JPY"} for n in range(60)]
     return bury(site.client, "orders", orders, kind="KeyError", error="'JPY'", key="order")
 
 
-def test_a_filter_is_completed_with_keys_alone(site: Site, look: Look, letters: list[int]) -> None:
-    """Interaction 7: a filter completes itself, also the paths of payloads."""
+def test_filter_is_completed_with_keys_alone(site: Site, look: Look, letters: list[int]) -> None:
+    """Interaction 7: a filter completes itself, also with paths of payloads."""
     page = is_live(look.at(f"{site.url}/letters"))
     box = page.get_by_role("combobox", name="Filter")
     choices = page.locator("#filter-choices [role=option]")
@@ -49,13 +49,13 @@ def test_a_filter_is_completed_with_keys_alone(site: Site, look: Look, letters: 
     page.keyboard.press("Escape")
     expect(page.locator("#filter-choices")).to_be_hidden()
     page.keyboard.type("tus:any")
-    # nothing is chosen, so Enter sends what was typed
+    # nothing is chosen, so Enter sends the typed text
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile(r"filter=queue%3Aorders\+payload.customer.id%3A42\+status%3Aany"))
     expect(page.locator("[data-row]")).to_have_count(1)
 
 
-def test_all_that_fit_are_selected_beyond_the_page_and_frozen_into_a_plan(
+def test_all_matches_are_selected_beyond_the_page_and_frozen_into_a_plan(
     site: Site, look: Look, letters: list[int]
 ) -> None:
     page = is_live(look.at(f"{site.url}/letters?filter=queue:orders"))
@@ -82,10 +82,10 @@ def test_all_that_fit_are_selected_beyond_the_page_and_frozen_into_a_plan(
     expect(page.locator("#notices")).to_contain_text("60 letters discarded")
 
 
-def test_what_a_deed_leads_to_has_its_address(site: Site, look: Look, letters: list[int]) -> None:
+def test_result_of_an_action_has_an_address(site: Site, look: Look, letters: list[int]) -> None:
     group = site.client.groups(limit=1)[0].id
     page = is_live(look.at(f"{site.url}/groups/{group}"))
-    page.get_by_label("Reason").first.fill("mended")
+    page.get_by_label("Reason").first.fill("fixed")
     page.get_by_role("button", name="Plan a replay of 60 letters").click()
     page.wait_for_url(re.compile(r"/operations/\d+$"))
     expect(page.get_by_role("link", name="Operations").first).to_have_attribute("aria-current", "page")
@@ -100,7 +100,7 @@ def test_what_a_deed_leads_to_has_its_address(site: Site, look: Look, letters: l
     expect(page.locator("h1")).to_contain_text("Replay")
 
 
-def test_times_are_in_utc_or_local_and_both_on_hover(site: Site, look: Look, letters: list[int]) -> None:
+def test_times_are_utc_or_local_with_both_on_hover(site: Site, look: Look, letters: list[int]) -> None:
     page = is_live(look.at(f"{site.url}/letters/{letters[0]}", timezone_id="Asia/Kolkata"))
     died = page.locator("dl.facts time").last
     utc = died.inner_text()
@@ -114,7 +114,7 @@ def test_times_are_in_utc_or_local_and_both_on_hover(site: Site, look: Look, let
     expect(died).to_have_text(utc)
 
 
-def test_days_of_a_story_and_hours_of_bars_are_those_of_the_clock_that_was_chosen(
+def test_days_and_hours_follow_the_chosen_clock(
     site: Site, look: Look, letters: list[int], conn: psycopg.Connection[Any]
 ) -> None:
     conn.execute("update bartleby.dead_letter set created_at = '2026-01-05 23:00Z'")
@@ -133,11 +133,11 @@ def test_days_of_a_story_and_hours_of_bars_are_those_of_the_clock_that_was_chose
     expect(bar).to_have_attribute("aria-label", re.compile(r"^\d\d:00 UTC: 60 died$"))
 
 
-def test_a_search_that_takes_long_fills_its_page_by_itself(
+def test_slow_search_fills_its_page_by_itself(
     site: Site, look: Look, letters: list[int], conn: psycopg.Connection[Any]
 ) -> None:
     assert letters
-    # before the others, so that those are looked at first
+    # older than the others, so that those are searched first
     rare = [each for n in range(4) for each in bury(site.client, "orders", [{"n": n}], kind="OSError", error="rare")]
     conn.execute(
         "update bartleby.dead_letter set status_at = status_at - n * interval '1 minute'"
@@ -154,9 +154,9 @@ def test_a_search_that_takes_long_fills_its_page_by_itself(
     assert page.locator("[data-row]").count() == 0
     expect(page.locator(".bulk")).to_be_hidden()
     page.unroute_all()
-    page.goto(f"{site.url}/letters?filter=error:nobody")
+    page.goto(f"{site.url}/letters?filter=error:none")
     expect(page.locator("#found")).to_contain_text("No letter fits.")
-    # nothing is looked for where nobody looks
+    # a hidden page does not search
     page.clock.install()
     page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => window.gone ?? true })")
     page.goto(f"{site.url}/letters?filter=error:rare")
@@ -171,7 +171,7 @@ def test_a_search_that_takes_long_fills_its_page_by_itself(
     expect(page.locator("h1")).to_have_text("Discard 4 letters?")
 
 
-def test_the_secret_of_a_token_is_shown_once(site: Site, look: Look) -> None:
+def test_secret_of_a_token_is_shown_once(site: Site, look: Look) -> None:
     page = is_live(look.at(f"{site.url}/tokens"))
     page.get_by_label("Name, as the audit will have it").fill("ci")
     page.get_by_role("radio", name="operator").check()

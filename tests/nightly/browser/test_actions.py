@@ -1,4 +1,4 @@
-"""What an engineer does at 3 am, in a browser: probe, edit, discard, undo, stop the bleeding, say who is at it."""
+"""Actions of an on-call engineer in a browser: probe, edit, discard, undo, pause, acknowledge."""
 
 import re
 
@@ -6,28 +6,28 @@ from playwright.sync_api import expect
 
 from tests.kit.browser import Look, Site, fill, status, until
 from tests.kit.shop import bury
-from tests.nightly.browser.conftest import Mended
+from tests.nightly.browser.conftest import StartWorker
 
 
-def test_one_is_replayed_as_a_probe_and_watched_until_it_is_done(
-    site: Site, look: Look, letters: list[int], mended: Mended
+def test_probe_is_watched_until_it_is_done(
+    site: Site, look: Look, letters: list[int], start_worker: StartWorker
 ) -> None:
     """Interaction 4: replay one as a probe, and watch its outcome in place."""
     page = look.at(f"{site.url}/letters/{letters[0]}")
     page.get_by_role("button", name=f"Replay letter {letters[0]}").click()
     expect(page.locator("#notices")).to_contain_text("lives again")
     expect(page.locator("#fate")).to_contain_text("ready")
-    mended(lambda _: None)
+    start_worker(lambda _: None)
     expect(page.locator("#fate")).to_contain_text("done")
     assert status(site.client, letters[0]) == "resolved"
     lines = site.client.audit_log(limit=1, action="letter.replay")
     assert lines[0].reason == "probe"
 
 
-def test_a_probe_that_dies_again_says_so_and_shows_what_differs(
-    site: Site, look: Look, letters: list[int], mended: Mended
+def test_probe_that_dies_again_shows_the_difference(
+    site: Site, look: Look, letters: list[int], start_worker: StartWorker
 ) -> None:
-    """Interaction 4: a probe that dies again says so, with what differs in the error."""
+    """Interaction 4: a probe that dies again is reported, with the difference in the error."""
 
     def handle(_: dict[str, object]) -> None:
         raise ValueError("another error")
@@ -35,24 +35,29 @@ def test_a_probe_that_dies_again_says_so_and_shows_what_differs(
     page = look.at(f"{site.url}/letters/{letters[0]}")
     page.get_by_role("button", name=f"Replay letter {letters[0]}").click()
     expect(page.locator("#fate")).to_contain_text("ready")
-    mended(handle)
+    start_worker(handle)
     expect(page.locator("#fate")).to_contain_text("dead")
     expect(page.locator(".error")).to_contain_text("another error")
     page.get_by_text("what differs from the attempt before").first.click()
     expect(page.locator("ins.new-text").first).to_contain_text("ValueError: another error")
 
 
-def test_an_edit_shows_what_differs_and_touches_nothing_else(
-    site: Site, look: Look, letters: list[int], mended: Mended
+def test_edit_shows_the_difference_and_changes_nothing_else(
+    site: Site, look: Look, letters: list[int], start_worker: StartWorker
 ) -> None:
-    """Interaction 8: edit and replay: what differs is shown before anything runs, and nothing else is touched."""
+    """Interaction 8: edit and replay: the difference is shown before anything runs, and nothing else changes."""
     seen: list[dict[str, object]] = []
-    mended(seen.append)
+    start_worker(seen.append)
     page = look.at(f"{site.url}/letters/{letters[0]}")
     page.locator("summary", has_text="Edit and replay").click()
     box = page.locator("textarea[name=payload]")
-    box.fill(box.input_value().replace('"JPY"', '"EUR"'))
+    before = box.input_value()
+    box.fill('{"id": 0,}')
     fill(page, "Edit and replay", "sold in euro")
+    page.get_by_role("button", name="Show what changes").click()
+    expect(page.locator("#notices")).to_contain_text("not JSON")
+    assert box.input_value() == '{"id": 0,}'
+    box.fill(before.replace('"JPY"', '"EUR"'))
     page.get_by_role("button", name="Show what changes").click()
     expect(page.locator("table.diff")).to_contain_text("currency")
     expect(page.locator("del.gone-text")).to_have_text('"JPY"')
@@ -62,20 +67,15 @@ def test_an_edit_shows_what_differs_and_touches_nothing_else(
     assert seen == [{"id": 0, "currency": "EUR", "exact": 12345678901234567890}]
 
 
-def test_what_is_no_json_is_told_in_place_and_nothing_is_lost(site: Site, look: Look, letters: list[int]) -> None:
+def test_letter_is_discarded_with_a_reason_and_restored_by_undo(site: Site, look: Look, letters: list[int]) -> None:
+    """Interaction 6: nothing is discarded without a reason; undo restores it."""
     page = look.at(f"{site.url}/letters/{letters[0]}")
-    page.locator("summary", has_text="Edit and replay").click()
-    box = page.locator("textarea[name=payload]")
-    box.fill('{"id": 0,}')
-    fill(page, "Edit and replay", "typing")
-    page.get_by_role("button", name="Show what changes").click()
-    expect(page.locator("#notices")).to_contain_text("not JSON")
-    assert box.input_value() == '{"id": 0,}'
-
-
-def test_a_letter_is_discarded_and_that_is_undone(site: Site, look: Look, letters: list[int]) -> None:
-    """Interaction 6: discard, and undo it."""
-    page = look.at(f"{site.url}/letters/{letters[0]}")
+    page.locator("summary", has_text="Discard it").click()
+    page.locator("form[action$=discard] input[name=reason]").evaluate("each => { each.required = false }")
+    page.get_by_role("button", name=f"Discard letter {letters[0]}").click()
+    expect(page.locator("#notices")).to_contain_text("Reason: it is missing")
+    expect(page.locator("h1")).to_contain_text(f"Letter {letters[0]}")
+    assert status(site.client, letters[0]) == "dead"
     fill(page, "Discard it", "a test").get_by_role("button", name=f"Discard letter {letters[0]}").click()
     expect(page.locator("#notices")).to_contain_text("is discarded")
     assert status(site.client, letters[0]) == "discarded"
@@ -85,19 +85,8 @@ def test_a_letter_is_discarded_and_that_is_undone(site: Site, look: Look, letter
     assert status(site.client, letters[0]) == "dead"
 
 
-def test_a_form_without_a_reason_is_refused_in_place(site: Site, look: Look, letters: list[int]) -> None:
-    """Interaction 6: nothing is discarded without a reason."""
-    page = look.at(f"{site.url}/letters/{letters[0]}")
-    page.locator("summary", has_text="Discard it").click()
-    page.locator("form[action$=discard] input[name=reason]").evaluate("each => { each.required = false }")
-    page.get_by_role("button", name=f"Discard letter {letters[0]}").click()
-    expect(page.locator("#notices")).to_contain_text("Reason: it is missing")
-    expect(page.locator("h1")).to_contain_text(f"Letter {letters[0]}")
-    assert status(site.client, letters[0]) == "dead"
-
-
-def test_what_died_in_between_is_not_discarded_with_the_rest(site: Site, look: Look, letters: list[int]) -> None:
-    """Interaction 6: what died in between is not discarded with the rest."""
+def test_letters_that_died_meanwhile_are_not_discarded(site: Site, look: Look, letters: list[int]) -> None:
+    """Interaction 6: letters that died meanwhile are not discarded with the rest."""
     page = look.at(f"{site.url}/letters?filter=queue:orders")
     page.get_by_role("button", name="Discard 12 …").click()
     more = bury(site.client, "orders", [{"id": 99}], kind="KeyError", error="'JPY'")
@@ -107,10 +96,8 @@ def test_what_died_in_between_is_not_discarded_with_the_rest(site: Site, look: L
     assert {status(site.client, each) for each in [*letters, *more]} == {"dead"}
 
 
-def test_the_bleeding_is_stopped_and_goes_on_from_the_page_of_the_group(
-    site: Site, look: Look, letters: list[int]
-) -> None:
-    """Interaction 3: stop the bleeding from the page of the group, and let it go on."""
+def test_queue_is_paused_and_resumed_from_its_group(site: Site, look: Look, letters: list[int]) -> None:
+    """Interaction 3: pause a queue from its group, for 30 minutes or until it is resumed."""
     assert letters
     group = site.client.groups(limit=1)[0].id
     page = look.at(f"{site.url}/groups/{group}")
@@ -120,10 +107,20 @@ def test_the_bleeding_is_stopped_and_goes_on_from_the_page_of_the_group(
     fill(page, "Stop the bleeding").get_by_role("button", name="Resume orders").click()
     expect(page.locator("#notices")).to_contain_text("hands out messages again")
     assert not site.client.queues()[0].paused
+    form = fill(page, "Stop the bleeding").locator("form", has=page.get_by_role("button", name="Pause orders"))
+    form.get_by_label("For").select_option("30 minutes")
+    form.get_by_role("button", name="Pause orders").click()
+    expect(page.locator("#notices")).to_contain_text("goes on by itself then")
+    (queue,) = site.client.queues()
+    assert queue.paused
+    assert queue.paused_until is not None
+    for path in ("/queues", "/queues/orders", "/"):
+        page.goto(site.url + path)
+        expect(page.locator("main")).to_contain_text("resumes in 30 min")
 
 
-def test_a_group_is_acknowledged_muted_resolved_and_reopened(site: Site, look: Look, letters: list[int]) -> None:
-    """Interaction 3: snooze a group for a time, and take it back."""
+def test_group_is_acknowledged_muted_resolved_and_reopened(site: Site, look: Look, letters: list[int]) -> None:
+    """Interaction 3: mute a group for a time, and reopen it."""
     assert letters
     group = site.client.groups(limit=1)[0].id
     page = look.at(f"{site.url}/groups/{group}")
@@ -137,7 +134,7 @@ def test_a_group_is_acknowledged_muted_resolved_and_reopened(site: Site, look: L
         expect(page.locator(".chips .state").first).to_contain_text(state)
 
 
-def test_a_bug_that_is_two_is_split_and_made_one_again(site: Site, look: Look) -> None:
+def test_group_is_split_and_merged_again(site: Site, look: Look) -> None:
     site.client.create_queue("orders")
     orders: list[object] = [{"currency": each} for each in ("JPY", "JPY", "EUR")]
     bury(site.client, "orders", orders, kind="KeyError", error="'rate'")
@@ -162,7 +159,7 @@ def test_a_bug_that_is_two_is_split_and_made_one_again(site: Site, look: Look) -
     assert [each.dead for each in site.client.groups()] == [3]
 
 
-def test_what_is_hidden_is_revealed_with_a_reason(site: Site, look: Look) -> None:
+def test_hidden_values_are_revealed_with_a_reason(site: Site, look: Look) -> None:
     site.client.create_queue("orders")
     (letter,) = bury(site.client, "orders", [{"password": "hunter2"}], kind="KeyError", error="'JPY'")
     page = look.at(f"{site.url}/letters/{letter}")
@@ -174,7 +171,7 @@ def test_what_is_hidden_is_revealed_with_a_reason(site: Site, look: Look) -> Non
     assert line.reason == "the customer asked"
 
 
-def test_without_scripts_a_letter_is_discarded_and_restored(site: Site, look: Look, letters: list[int]) -> None:
+def test_letter_is_discarded_and_restored_without_scripts(site: Site, look: Look, letters: list[int]) -> None:
     page = look.at(f"{site.url}/letters/{letters[0]}", java_script_enabled=False)
     fill(page, "Discard it", "a test").get_by_role("button", name=f"Discard letter {letters[0]}").click()
     expect(page.locator("#notices")).to_contain_text("is discarded")
@@ -182,8 +179,8 @@ def test_without_scripts_a_letter_is_discarded_and_restored(site: Site, look: Lo
     until(lambda: status(site.client, letters[0]) == "dead")
 
 
-def test_everybody_sees_who_is_at_it_and_why(site: Site, look: Look, letters: list[int]) -> None:
-    """Interaction 9: know who did what: a note stands where the next one looks, and an incident is told in one text."""
+def test_note_and_incident_summary_are_shown(site: Site, look: Look, letters: list[int]) -> None:
+    """Interaction 9: see who did what: a note is shown where others look, and an incident is summarised in one text."""
     assert letters
     group = site.client.groups(limit=1)[0].id
     page = look.at(f"{site.url}/groups/{group}", permissions=["clipboard-read", "clipboard-write"])

@@ -1,4 +1,4 @@
-"""Hands that are quicker than the console, and pages that are older than what they show: nothing is done twice."""
+"""Double clicks, stale pages, and pages that update while a form is open: nothing is done twice or lost."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from bartleby.surfaces.web import live
 from tests.kit.browser import Look, Site, away, fill, is_live, status, until
 
 
-def test_a_form_that_is_clicked_twice_is_sent_once(site: Site, look: Look, letters: list[int]) -> None:
+def test_form_clicked_twice_is_sent_once(site: Site, look: Look, letters: list[int]) -> None:
     assert letters
     page = is_live(look.at(f"{site.url}/groups/{site.client.groups(limit=1)[0].id}"))
-    fill(page, "Replay its letters", "mended")
+    fill(page, "Replay its letters", "fixed")
     page.get_by_role("button", name="Plan a replay of 12 letters").dblclick()
     expect(page.locator("h1")).to_have_text("Replay 1")
     page.goto(f"{site.url}/operations")
     expect(page.locator("[data-row]")).to_have_count(1)
 
 
-def test_what_was_told_stays_while_the_page_follows_a_letter(site: Site, look: Look, letters: list[int]) -> None:
+def test_notice_stays_while_the_page_follows_a_letter(site: Site, look: Look, letters: list[int]) -> None:
     page = is_live(look.at(f"{site.url}/letters/{letters[0]}"))
     page.get_by_role("button", name=f"Replay letter {letters[0]}").click()
     notice = page.locator("#notices .notice")
@@ -30,9 +30,8 @@ def test_what_was_told_stays_while_the_page_follows_a_letter(site: Site, look: L
     expect(notice).to_be_focused()
 
 
-def test_a_form_is_not_sent_again_by_itself_when_the_database_is_back(
-    site: Site, look: Look, letters: list[int], admin: Any
-) -> None:
+@pytest.mark.own_database
+def test_form_is_not_resent_when_the_database_is_back(site: Site, look: Look, letters: list[int], admin: Any) -> None:
     page = is_live(look.at(f"{site.url}/letters?filter=queue:orders"))
     page.get_by_role("button", name="Discard 12 …").click()
     page.get_by_label("Reason").fill("a test")
@@ -45,19 +44,19 @@ def test_a_form_is_not_sent_again_by_itself_when_the_database_is_back(
     assert {status(site.client, each) for each in letters} == {"dead"}
 
 
-def test_a_form_that_is_open_stays_with_its_worker(site: Site, look: Look) -> None:
+def report(site: Site, name: str) -> None:
     site.client.create_queue("orders")
+    site.client.report_worker(name, version="1", queues=["orders"], host="node", pid=1, concurrency=1, running=0)
 
-    def report(name: str) -> None:
-        site.client.report_worker(name, version="1", queues=["orders"], host="node", pid=1, concurrency=1, running=0)
 
-    report("worker-b")
+def test_open_form_stays_with_its_worker(site: Site, look: Look) -> None:
+    report(site, "worker-b")
     page = is_live(look.at(f"{site.url}/workers"))
     page.locator("td summary").click()
     page.get_by_label("Reason").fill("it leaks")
     page.locator("h1").click()
     page.mouse.move(0, 0)
-    report("worker-a")
+    report(site, "worker-a")
     look_again = "htmx.trigger(document.getElementById('workers'), 'every')"
     page.evaluate(look_again)
     page.locator("td summary").click()
@@ -71,26 +70,21 @@ def test_a_form_that_is_open_stays_with_its_worker(site: Site, look: Look) -> No
     assert page.locator("[data-row]", has_text="worker-b").get_by_label("Reason").input_value() == "it leaks"
 
 
-def test_a_finger_that_has_tapped_a_row_does_not_hold_the_list(site: Site, look: Look) -> None:
-    site.client.create_queue("orders")
-
-    def report(name: str) -> None:
-        site.client.report_worker(name, version="1", queues=["orders"], host="node", pid=1, concurrency=1, running=0)
-
-    report("worker-b")
+def test_tapped_row_does_not_hold_the_list(site: Site, look: Look) -> None:
+    report(site, "worker-b")
     page = is_live(look.at(f"{site.url}/workers", has_touch=True, is_mobile=True))
     page.locator("[data-row] .second").first.tap()
     expect(page.locator("[data-row]:hover")).to_have_count(1)
-    report("worker-a")
-    is_held = page.evaluate("""() => new Promise((told) => {
-        addEventListener("htmx:before:request", (event) => told(event.defaultPrevented), { once: true });
+    report(site, "worker-a")
+    is_held = page.evaluate("""() => new Promise((done) => {
+        addEventListener("htmx:before:request", (event) => done(event.defaultPrevented), { once: true });
         htmx.trigger(document.getElementById("workers"), "every");
     })""")
     assert not is_held
     expect(page.locator("[data-row]")).to_have_count(2)
 
 
-def test_what_steers_a_queue_follows_it_but_not_under_the_cursor(
+def test_buttons_of_a_queue_follow_it_but_not_under_the_cursor(
     site: Site, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "BEAT", 0.3)
@@ -106,34 +100,32 @@ def test_what_steers_a_queue_follows_it_but_not_under_the_cursor(
     page.mouse.move(0, 0)
     page.clock.fast_forward(5000)
     expect(resume).to_be_visible()
-    page.get_by_label("Reason").first.fill("it is mended")
+    page.get_by_label("Reason").first.fill("it is fixed")
     site.client.resume_queue("orders", actor="ben", reason="done")
     expect(page.locator("#standing")).not_to_contain_text("It is paused")
     expect(resume).to_be_visible()
     page.locator("h1").click()
     page.clock.fast_forward(5000)
     expect(pause).to_be_visible()
-    expect(page.get_by_label("Reason").first).to_have_value("it is mended")
+    expect(page.get_by_label("Reason").first).to_have_value("it is fixed")
     pause.click()
     expect(page.locator("#notices")).to_contain_text("Queue orders is paused")
 
 
-@pytest.mark.parametrize("trouble", ["away", "refused"])
-def test_a_chart_whose_past_cannot_be_had_is_left_out_and_nothing_else(site: Site, look: Look, trouble: str) -> None:
+def test_chart_without_history_is_left_out(site: Site, look: Look) -> None:
     site.client.create_queue("orders")
     page = look.at("about:blank")
-    if trouble == "away":
-        page.route("**/live/history**", lambda route: route.abort())
-    else:
-        page.route("**/live/history**", lambda route: route.fulfill(status=503))
-    with page.expect_request("**/live/history**"):
-        page.goto(f"{site.url}/queues/orders")
-    expect(is_live(page).get_by_role("button", name="Pause orders")).to_be_visible()
-    page.evaluate("new Promise((done) => setTimeout(done, 50))")
-    expect(page.locator("[data-chart]")).to_be_hidden()
+    for refuse in (lambda route: route.abort(), lambda route: route.fulfill(status=503)):
+        page.unroute_all()
+        page.route("**/live/history**", refuse)
+        with page.expect_request("**/live/history**"):
+            page.goto(f"{site.url}/queues/orders")
+        expect(is_live(page).get_by_role("button", name="Pause orders")).to_be_visible()
+        page.evaluate("new Promise((done) => setTimeout(done, 50))")
+        expect(page.locator("[data-chart]")).to_be_hidden()
 
 
-def test_a_queue_that_somebody_else_stops_is_seen_to_stop_and_its_charts_stay(site: Site, look: Look) -> None:
+def test_queue_paused_elsewhere_is_shown_and_charts_stay(site: Site, look: Look) -> None:
     site.client.create_queue("orders")
     now = is_live(look.at(site.url))
     page = is_live(look.at(f"{site.url}/queues/orders"))
@@ -147,7 +139,7 @@ def test_a_queue_that_somebody_else_stops_is_seen_to_stop_and_its_charts_stay(si
     expect(page.locator("[data-chart] .uplot >> visible=true")).to_have_count(2)
 
 
-def test_what_was_ticked_is_counted_again_for_who_comes_back(site: Site, look: Look, letters: list[int]) -> None:
+def test_selection_is_restored_after_going_back(site: Site, look: Look, letters: list[int]) -> None:
     page = is_live(look.at(f"{site.url}/letters?filter=queue:orders"))
     for each in letters[:2]:
         page.get_by_label(f"Select letter {each}", exact=True).check()
@@ -160,9 +152,7 @@ def test_what_was_ticked_is_counted_again_for_who_comes_back(site: Site, look: L
     expect(page.get_by_role("button", name="Discard 2 …")).to_be_visible()
 
 
-def test_who_is_asked_on_a_phone_sees_first_what_and_no_is_on_the_key(
-    site: Site, look: Look, letters: list[int]
-) -> None:
+def test_confirmation_on_a_phone_shows_its_question_and_focuses_no(site: Site, look: Look, letters: list[int]) -> None:
     page = is_live(look.at(f"{site.url}/letters?filter=queue:orders", viewport={"width": 360, "height": 740}))
     box = page.get_by_label(f"Select letter {letters[0]}", exact=True).bounding_box()
     assert box is not None
@@ -174,7 +164,8 @@ def test_who_is_asked_on_a_phone_sees_first_what_and_no_is_on_the_key(
     expect(page.get_by_role("heading", name="Discard 12 letters?")).to_be_in_viewport()
 
 
-def test_an_answer_that_failed_does_not_say_that_nothing_was_done(
+@pytest.mark.own_database
+def test_failed_request_reports_that_the_outcome_is_unknown(
     site: Site, look: Look, letters: list[int], admin: Any
 ) -> None:
     page = is_live(look.at(f"{site.url}/letters/{letters[0]}"))
@@ -184,9 +175,7 @@ def test_an_answer_that_failed_does_not_say_that_nothing_was_done(
         expect(page.locator("#notices")).to_contain_text("Request web-")
 
 
-def test_a_stream_that_is_open_and_says_nothing_is_not_live(
-    site: Site, look: Look, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_stream_is_shown_as_disconnected(site: Site, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     page = look.at("about:blank")
     page.clock.install()
     page.goto(f"{site.url}/queues")
