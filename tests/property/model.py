@@ -1,7 +1,7 @@
-"""What must be true of the queue, in plain Python: the life of every message, seen by several open transactions.
+"""The queue in plain Python: the life of every message, seen by several open transactions.
 
-A transaction works on an overlay of the committed state, and a commit lays it over. Two transactions never touch the
-same message: whoever changes one holds a lock that the other would wait for, so `free` tells what may be touched.
+A transaction works on an overlay of the committed state, and a commit applies it. Two transactions never touch the same
+message: one of them holds a lock that the other would wait for, so `free` decides what may be touched.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -55,7 +55,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A message in a plan: what was said of it, and the cycle it had."""
+    """A message in a plan: its prediction, and the cycle it had."""
 
     prediction: str
     cycle: int
@@ -148,7 +148,7 @@ class Model:
         return message.where is Where.DEAD and not self.is_held(transaction, message.id)
 
     def letters(self, transaction: Transaction) -> list[Message]:
-        """Messages with letters that nobody else is at."""
+        """Return messages with letters that no other transaction has locked."""
         return [
             message
             for message in self.messages(transaction)
@@ -159,7 +159,7 @@ class Model:
         return transaction.items.get((plan, number)) or self.committed.items[plan, number]
 
     def may_die(self, transaction: Transaction, messages: Iterable[Message], kind: str) -> bool:
-        """Whether letters of these messages can be written without waiting for somebody else."""
+        """Return whether letters of these messages can be written without waiting."""
         return all(
             self.free(transaction, ("group", (message.queue, kind)))
             and (not message.deaths or self.free(transaction, ("dead", message.id)))
@@ -171,7 +171,7 @@ class Model:
         transaction.messages[message.id] = message
 
     def first_of_key(self, transaction: Transaction, queue: str, key: str, now: float, sent: int) -> int | None:
-        """Return the message that has this key; whether one that lapses just now still has it, the server knows."""
+        """Return the message that has this key; the server decides about one that lapses just now."""
         first, until = (self.committed.keys | transaction.keys).get((queue, key), (0, 0.0))
         if abs(until - now) < SLACK:
             return first if sent == first else None
@@ -269,13 +269,13 @@ class Model:
     def replayed(self, transaction: Transaction, number: int) -> Message:
         message = self.message(transaction, number)
         assert self.can_be_replayed(transaction, message), f"replayed, but it is {message}"
-        assert self.free(transaction, ("dead", number)), f"replayed, but somebody else is at it: {message}"
+        assert self.free(transaction, ("dead", number)), f"replayed, but it is locked: {message}"
         transaction.locks.add(("dead", number))
         replayed = replace(message, where=Where.WAITING, run_at=0.0, attempts=0, crashes=0, cycle=message.cycle + 1)
         transaction.messages[number] = replayed
         return replayed
 
     def changed(self, transaction: Transaction, message: Message) -> None:
-        """Somebody discarded or restored its letter, or replayed it through a plan."""
+        """Its letter was discarded or restored, or replayed through a plan."""
         transaction.locks.add(("dead", message.id))
         transaction.messages[message.id] = message

@@ -10,9 +10,9 @@ from tests.property.world import Lab, World
 
 LIMITS = (1, 2, 3, 10)
 DELAYS = (0, 0, 1, 5)
-# One schedule in so many has breakers: an open one hands out little, and hides what would be found without it.
+# One schedule in five has breakers: an open one hands out little, and hides what would be found without it.
 STORMY = 5
-# One in so many has operators at work, and deaths enough for them.
+# One in three has operators, and deaths enough for them.
 OPERATED = 3
 
 
@@ -56,11 +56,11 @@ def random_policy(rng: random.Random) -> dict[str, Any]:
 
 
 def operate(world: OperatedWorld, rng: random.Random) -> None:
-    deeds = ["die", "die", "change", "change", "plan", "plan", "step", "step", "step", "command", "tally", "prune"]
-    deed, k = rng.choice(deeds), rng.randrange(len(world.actors))
+    actions = ["die", "die", "change", "change", "plan", "plan", "step", "step", "step", "command", "tally", "prune"]
+    action, k = rng.choice(actions), rng.randrange(len(world.actors))
     plan = rng.choice(list(world.plans.values())) if world.plans else None
-    world.note(deed, k)
-    match deed:
+    world.note(action, k)
+    match action:
         case "die":
             world.send_many(k, rng.choice(world.names), rng.randint(1, 8))
             bury(world, rng, k)
@@ -119,10 +119,6 @@ def begin(world: World, rng: random.Random, k: int, queue: str) -> None:
         world.begin(k, write=rng.random() < 0.3)
 
 
-def end(world: World, rng: random.Random, k: int, queue: str) -> None:
-    world.end(k, commit=rng.random() < 0.7)
-
-
 def send(world: World, rng: random.Random, k: int, queue: str) -> None:
     match rng.randrange(6):
         case 0:
@@ -164,7 +160,7 @@ def settle_lease(world: World, rng: random.Random, k: int, lease: Lease) -> None
             world.extend(k, lease.id, rng.choice([1, 5, 60]))
 
 
-def zombie(world: World, rng: random.Random, k: int, queue: str) -> None:
+def settle_again(world: World, rng: random.Random, k: int, queue: str) -> None:
     committed = world.model.committed
     known = [lease for lease in committed.leases.values() if world.model.free(committed, ("lease", lease.id))]
     if known:
@@ -180,13 +176,9 @@ def replay(world: World, rng: random.Random, k: int, queue: str) -> None:
 
 
 def turn(world: World, rng: random.Random, k: int, queue: str) -> None:
-    # With a transaction open it waits 100 ms for the lock and gives up: seldom worth it.
+    # With an open transaction it waits 100 ms for the lock and gives up: seldom worth it.
     if not world.model.open or rng.random() < 0.05:
         world.turn()
-
-
-def pause(world: World, rng: random.Random, k: int, queue: str) -> None:
-    world.pause(queue, paused=queue not in world.model.paused)
 
 
 def breaker(world: World, rng: random.Random, queues: list[str]) -> None:
@@ -195,44 +187,22 @@ def breaker(world: World, rng: random.Random, queues: list[str]) -> None:
     world.set_breaker(queue, verb)
 
 
-def savepoint(world: World, rng: random.Random, k: int, queue: str) -> None:
-    world.savepoint(k)
-
-
-def rollback_to(world: World, rng: random.Random, k: int, queue: str) -> None:
-    world.rollback_to(k)
-
-
-def prepare(world: World, rng: random.Random, k: int, queue: str) -> None:
-    world.prepare(k)
-
-
-def finish_prepared(world: World, rng: random.Random, k: int, queue: str) -> None:
-    world.finish_prepared(rng.randrange(10), commit=rng.random() < 0.7)
-
-
-def reap(world: World, rng: random.Random, k: int, queue: str) -> None:
-    world.reap()
-
-
-def advance(world: World, rng: random.Random, k: int, queue: str) -> None:
-    world.advance(rng.choice([0.5, 2, 7, 70]))
-
-
 STEPS: dict[str, tuple[int, Callable[[World, random.Random, int, str], None]]] = {
     "begin": (12, begin),
-    "end": (12, end),
+    "end": (12, lambda world, rng, k, _: world.end(k, commit=rng.random() < 0.7)),
     "send": (30, send),
     "claim": (22, claim),
     "settle": (16, settle),
-    "savepoint": (3, savepoint),
-    "rollback_to": (3, rollback_to),
-    "prepare": (2, prepare),
-    "finish_prepared": (2, finish_prepared),
-    "zombie": (2, zombie),
+    "savepoint": (3, lambda world, _, k, __: world.savepoint(k)),
+    "rollback_to": (3, lambda world, _, k, __: world.rollback_to(k)),
+    "prepare": (2, lambda world, _, k, __: world.prepare(k)),
+    "finish_prepared": (
+        2, lambda world, rng, _, __: world.finish_prepared(rng.randrange(10), commit=rng.random() < 0.7)
+    ),
+    "settle_again": (2, settle_again),
     "replay": (4, replay),
-    "reap": (4, reap),
+    "reap": (4, lambda world, *_: world.reap()),
     "turn": (3, turn),
-    "pause": (1, pause),
-    "advance": (6, advance),
-}
+    "pause": (1, lambda world, _, __, queue: world.pause(queue, paused=queue not in world.model.paused)),
+    "advance": (6, lambda world, rng, *_: world.advance(rng.choice([0.5, 2, 7, 70]))),
+}  # fmt: skip

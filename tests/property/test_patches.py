@@ -1,7 +1,7 @@
 """JSON Patch in SQL does what the package jsonpatch does, and refuses the same operation of the same patch.
 
-Versions of jsonpatch before the one asked for cannot serve: they take 1 for true, 01 for an index, and the letters of a
-text for members. What is wrong in any document SQL refuses before it looks at the document, jsonpatch on its way.
+Versions of jsonpatch older than the required one take 1 for true, 01 for an index, and letters of a text for members.
+SQL refuses what is wrong in any document before it looks at the document, jsonpatch on its way.
 """
 
 import json
@@ -30,6 +30,8 @@ many_per_database = settings(
     max_examples=400,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     deadline=None,
+    derandomize=True,
+    database=None,
 )
 
 
@@ -133,7 +135,7 @@ def test_sql_and_jsonpatch_agree(conn: Connection, case: Case) -> None:
 
 @many_per_database
 @given(source=documents, target=documents)
-def test_a_patch_that_jsonpatch_makes_leads_to_its_target(conn: Connection, source: Any, target: Any) -> None:
+def test_patch_made_by_jsonpatch_leads_to_its_target(conn: Connection, source: Any, target: Any) -> None:
     patch = jsonpatch.make_patch(source, target).patch
     if patch:
         found = conn.execute(
@@ -155,7 +157,7 @@ def test_a_patch_that_jsonpatch_makes_leads_to_its_target(conn: Connection, sour
         max_leaves=15,
     ),
 )
-def test_whatever_comes_as_a_patch_there_is_an_answer(conn: Connection, document: Any, patch: Any) -> None:
+def test_any_json_as_a_patch_is_applied_or_refused(conn: Connection, document: Any, patch: Any) -> None:
     found = conn.execute(
         "select document is null, problem from bartleby.try_patch(%s, %s)", [json.dumps(document), json.dumps(patch)]
     ).fetchone()

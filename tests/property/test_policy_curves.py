@@ -34,7 +34,10 @@ select array(
 from bartleby.queue q where q.name = 'curves'
 """
 once_per_example = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+    derandomize=True,
+    database=None,
 )
 
 
@@ -52,7 +55,7 @@ def close(one: float, other: float) -> bool:
 
 @once_per_example
 @given(policy=policies, numbers=attempts)
-def test_without_jitter_both_say_the_same(conn: Connection, policy: dict[str, Any], numbers: list[int]) -> None:
+def test_delays_without_jitter_are_equal(conn: Connection, policy: dict[str, Any], numbers: list[int]) -> None:
     policy = {**policy, "jitter": "none"}
     expected = [RetryPolicy.of(policy).delay(number) for number in numbers]
     found = delays_of_the_queue(conn, policy, numbers)
@@ -63,7 +66,7 @@ def test_without_jitter_both_say_the_same(conn: Connection, policy: dict[str, An
 
 @once_per_example
 @given(policy=policies, numbers=attempts, draw=st.floats(0, 1, exclude_max=True))
-def test_with_jitter_both_stay_below_the_curve(
+def test_delays_with_jitter_stay_below_the_curve(
     conn: Connection, policy: dict[str, Any], numbers: list[int], draw: float
 ) -> None:
     found = delays_of_the_queue(conn, policy, numbers)
@@ -82,7 +85,7 @@ def test_with_jitter_both_stay_below_the_curve(
             assert mine == most
 
 
-def test_both_refuse_what_the_other_refuses(conn: Connection) -> None:
+def test_both_refuse_the_same_policies(conn: Connection) -> None:
     bad: list[dict[str, Any]] = [
         {"max_attempts": 0}, {"max_attempts": 32_001}, {"max_attempts": 1.5}, {"max_attempts": True}, {"tries": 1},
         {"base": -1}, {"base": True}, {"base": 4e9}, {"cap": -0.5}, {"factor": 0.9}, {"factor": 1000.5},

@@ -31,7 +31,7 @@ _QUEUES: LiteralString = "select name, leased, deferred, dead from bartleby.queu
 
 @dataclass(slots=True)
 class Actor:
-    """A session: what it does stands alone, or in a transaction that stays open."""
+    """A session, in autocommit or in a transaction that stays open."""
 
     conn: Connection
     tx: Transaction | None = None
@@ -292,14 +292,14 @@ class World:
             tx.leases[lease] = type(held)(held.id, held.queue, self.now() + seconds, held.solo, held.pending)
 
     def settle_again(self, lease: int, positions: list[int]) -> None:
-        """A zombie's word: positions that were settled before, in a lease nobody else is changing."""
+        """Settle positions that were settled before, in a lease that no open transaction changes; it is refused."""
         for verb in ("ack(%s, %s)", "release(%s, %s)"):
             try:
                 self.lab.admin.execute(f"select bartleby.{verb}".encode(), [lease, positions])
             except errors.Error as error:
                 assert error.sqlstate == LEASE_LOST  # noqa: PT017 - psycopg has no class for our SQLSTATE
             else:
-                raise AssertionError("a zombie's word was taken")
+                raise AssertionError("a settlement of a lost lease was accepted")
 
     def reap(self) -> None:
         with self.model_alone() as tx:
@@ -340,7 +340,7 @@ class World:
                 self.model.replayed(tx, number)
 
     def may_act(self, tx: Transaction) -> bool:
-        """Deeds of operators come one after another."""
+        """Return whether an operator may act: their actions are serialised."""
         if not self.model.free(tx, ("audit", 0)):
             self.note("it waits")
             return False
@@ -348,7 +348,7 @@ class World:
         return True
 
     def turn(self) -> None:
-        """As many turns of the ring as it takes to empty a segment, if nothing is in the way."""
+        """Turn the ring until a segment is emptied, if nothing is in the way."""
         for _ in range(4):
             ((answer,),) = self.lab.admin.execute("select bartleby.turn(0)").fetchall()
             self.lab.emptied += "emptied" in answer
@@ -361,7 +361,7 @@ class World:
             (self.model.paused.add if paused else self.model.paused.discard)(queue)
 
     def breaker(self, conn: Connection, queue: str) -> str:
-        """The state of a breaker as this session sees it: it may close in a transaction that is still open."""
+        """Return the state of a breaker as this session sees it: it may close in a transaction that is still open."""
         row = conn.execute("select breaker_state from bartleby.queue where name = %s", [queue]).fetchone()
         assert row is not None
         return str(row[0])
@@ -372,7 +372,7 @@ class World:
         self._unless_it_waits(f"{verb}_breaker(%s, {arguments})", queue)
 
     def _unless_it_waits(self, call: str, queue: str) -> bool:
-        """A probe that closed the breaker in an open transaction holds the queue's row."""
+        """Run a call unless it would wait: a probe that closed the breaker in an open transaction locks the queue."""
         try:
             with self.lab.admin.transaction():
                 self.lab.admin.execute("set local lock_timeout = '20ms'")
@@ -408,7 +408,7 @@ class World:
     # what must be true
 
     def check(self) -> None:
-        """Every committed message is in exactly one place, as seen by somebody outside."""
+        """Check that every committed message is in exactly one place, as seen from outside."""
         committed = self.model.committed.messages
         rows = self.lab.admin.execute(_MESSAGES, [self.names]).fetchall()
         seen = {row[0]: row for row in rows}
@@ -450,7 +450,7 @@ class World:
             assert message.run_at <= self.now()
 
     def finish(self) -> None:
-        """Let everything end, and drain: what was committed arrives or is dead, and nothing else is there."""
+        """End everything and drain: committed messages arrive or are dead, and nothing else is there."""
         for name in self.names:
             self.pause(name, paused=False)
             assert name not in self.model.paused
@@ -468,7 +468,7 @@ class World:
         self.check()
 
     def go_on(self) -> bool:
-        """Bring to an end what runs by itself; whether there is more."""
+        """Finish what runs by itself; return whether there is more."""
         return False
 
     def _drain(self) -> None:
@@ -483,7 +483,7 @@ class World:
             self.finish_prepared(0, commit=commit)
 
     def drop(self) -> None:
-        """Leave nothing behind, whatever happened."""
+        """Remove everything, whatever happened."""
         for actor in self.actors:
             actor.conn.rollback()
         for gid in list(self.prepared):

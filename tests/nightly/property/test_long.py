@@ -8,9 +8,9 @@ import random
 
 import pytest
 
+from tests.property.operators import OPERATED
 from tests.property.schedules import run_schedule
 from tests.property.test_life import Life, Operations, live
-from tests.property.test_schedules import OPERATED
 from tests.property.world import Lab
 
 FIRST_SEED = int(os.environ.get("BARTLEBY_SEED", "0")) or random.randrange(1_000_000, 1_000_000_000)
@@ -18,7 +18,7 @@ EXAMPLES = int(os.environ.get("BARTLEBY_EXAMPLES", "2000"))
 # what a few hundred schedules do not always reach
 SELDOM = {
     *("restored", "released", "taken by retention", "again: replayed", "discarded: skipped", "replayed: skipped"),
-    *("plan cancelled", "plan aborted", "told: dead_letter.restored", "told: dead_letter.expired"),
+    *("plan cancelled", "plan aborted", "emitted: dead_letter.restored", "emitted: dead_letter.expired"),
 }
 
 
