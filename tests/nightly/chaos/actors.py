@@ -1,9 +1,9 @@
-"""The programs that are killed: producers, consumers, a janitor and a worker, each a process of its own.
+"""The programs that are killed: producers, consumers and a janitor, each a process of its own.
 
     python -m tests.nightly.chaos.actors ACTOR DSN LEDGER SEED STOP [QUOTA]
 
-What an actor has done stands in its ledger, one line per event, written before the next statement: a killed process
-cannot take back a line. A transaction of which the ledger knows no end is a `maybe`.
+An actor writes what it does to its ledger, one line per event, before the next statement: a killed process cannot take
+a line back. A transaction without an end in the ledger is a `maybe`.
 """
 
 import os
@@ -19,7 +19,6 @@ from psycopg.types.json import Jsonb
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 QUEUE = "torture"
-KILLER = "killer"
 LEASE_LOST = "ZB006"
 
 
@@ -35,7 +34,7 @@ class Ledger:
 
 
 def produce(dsn: str, ledger: Ledger, rng: random.Random, stop: Path, quota: int) -> None:
-    """Transactions of several statements with pauses between; a fifth is rolled back."""
+    """Send in transactions of several statements with pauses between them; roll a fifth back."""
     conn, sent, number = psycopg.connect(dsn), 0, 0
     while sent < quota and not stop.exists():
         number += 1
@@ -69,7 +68,7 @@ def send(conn: Connection, rng: random.Random, values: list[str]) -> None:
 
 
 def consume(dsn: str, ledger: Ledger, rng: random.Random, stop: Path, quota: int) -> None:
-    """Claim, log, settle, log: most are acked, a few fail or are released, some in a transaction that lingers."""
+    """Claim, log, settle, log: ack most, fail or release a few, some in a transaction that stays open for a while."""
     conn = psycopg.connect(dsn, autocommit=True)
     conn.execute("set synchronous_commit = off")
     while True:
@@ -112,36 +111,22 @@ def settle(conn: Connection, ledger: Ledger, rng: random.Random, rows: list[Any]
 
 
 def tend(dsn: str, ledger: Ledger, rng: random.Random, stop: Path, quota: int) -> None:
-    """Reap twice a second; with a quota of 1 also turn the ring, once a second."""
+    """Reap twice a second, and turn the ring once a second."""
     conn, count = psycopg.connect(dsn, autocommit=True), 0
     while not stop.exists():
         count += 1
         reaped = conn.execute("select lease_id from bartleby.reap()").fetchall()
         ledger.write("X", count, [str(lease) for (lease,) in reaped])
-        if quota and count % 2:
+        if count % 2:
             ((answer,),) = conn.execute("select bartleby.turn(0)").fetchall()
             ledger.write("S", count, answer.split())
         time.sleep(0.5)
-
-
-def work(dsn: str, ledger: Ledger, rng: random.Random, stop: Path, quota: int) -> None:
-    """A worker that dies at once when it meets the killer, like one whose process is taken down by it."""
-    conn = psycopg.connect(dsn, autocommit=True)
-    query = "select lease_id, position, payload, attempt from bartleby.claim(%s, 'w', 100) order by position"
-    while rows := conn.execute(query, [QUEUE]).fetchall():
-        for lease, position, payload, attempt in rows:
-            ledger.write("G", attempt, [payload])
-            if payload == KILLER:
-                os._exit(9)
-            conn.execute("select bartleby.ack(%s, %s)", [lease, [position]])
-            ledger.write("A", attempt, [payload])
 
 
 ACTORS: dict[str, Callable[[str, Ledger, random.Random, Path, int], None]] = {
     "produce": produce,
     "consume": consume,
     "tend": tend,
-    "work": work,
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the ledgers of producers and consumers say when they are laid side by side."""
+"""Compares the ledgers of producers and consumers."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Report:
 
 
 def read(path: Path) -> list[Entry]:
-    """The lines of a ledger; the last one of a killed process may be cut."""
+    """Return the lines of a ledger; the last one of a killed process may be cut."""
     entries = []
     for line in path.read_text().split("\n")[:-1]:
         word, number, *values = line.split(" ")
@@ -43,7 +43,7 @@ def read(path: Path) -> list[Entry]:
 
 
 def compare(producers: list[Path], consumers: list[Path], killed: set[str], extra: set[str]) -> Report:
-    """Lay the ledgers side by side; `extra` was committed by sessions without a ledger."""
+    """Compare the ledgers; `extra` was committed by sessions without a ledger."""
     report = Report(killed=len(killed))
     committed, maybe, undone = set(extra), set[str](), set[str]()
     for path in producers:

@@ -1,9 +1,9 @@
-"""The programs that are killed: whoever runs a plan, and whoever does a deed in several statements.
+"""The programs that are killed: those that run a plan, and those that take an action in several statements.
 
     python -m tests.nightly.chaos.replay_actors
 
-reads orders (JSON, one a line), forks a child for each, and answers with its pid and then with its exit code. The
-parent has imported everything and has no connection, so a child costs a few milliseconds and may be killed anywhere.
+reads orders (JSON, one per line), forks a child for each, and prints its pid and then its exit code. The parent has
+imported everything and has no connection, so a child costs a few milliseconds and may be killed anywhere.
 """
 
 import asyncio
@@ -24,26 +24,26 @@ from bartleby.errors import WrongState
 from bartleby.operations import Operator
 from bartleby.replaying import Replayer
 from tests.nightly.chaos import replay_crowd
-from tests.nightly.chaos.replay_wire import wired
+from tests.nightly.chaos.network import Trap, opened
 
 ROOT = Path(__file__).parents[3]
 STEP = 3
 
 
 def drive(dsn: str, replay_id: int, outcomes: bool = False) -> None:
-    """What the CLI does with a plan that was started."""
+    """Do what the CLI does with a plan that was started."""
     with Client(dsn) as client:
         Operator(client, "ana").drive(replay_id, outcomes=outcomes)
 
 
 def drive_fast(dsn: str, replay_id: int) -> None:
-    """The same in steps as large as they are."""
+    """Do the same in steps of the usual size."""
     pacing.LARGEST = 2000
     drive(dsn, replay_id)
 
 
 def run_as_a_worker(dsn: str, watch: str, replay_id: int) -> None:
-    """What every worker does beside its work; until the plan runs no more, which it sees on another wire."""
+    """Do what every worker does beside its work, until the plan has ended; `watch` is another address."""
 
     async def run() -> None:
         running = asyncio.create_task(Replayer(Settings(dsn=dsn), f"worker {os.getpid()}").run())
@@ -58,10 +58,10 @@ def run_as_a_worker(dsn: str, watch: str, replay_id: int) -> None:
 
 
 def plan_and_start(dsn: str, ids: list[int]) -> None:
-    """All that a replay takes, from the beginning."""
+    """Plan, start and drive a replay."""
     with Client(dsn) as client:
         replay_id = client.plan_replay(ids=ids, actor="ana", reason="fixed")
-        # a step that a killed runner has sent may still be under way, and end just now
+        # a step that a killed process has sent may still be under way, and end just now
         client.start_replay(replay_id, actor="ana", reason="fixed", accept_drift=True)
         Operator(client, "ana").drive(replay_id, outcomes=False)
 
@@ -71,19 +71,16 @@ def one_liner(dsn: str, ids: list[int]) -> None:
         client.replay(ids, actor="ana", reason="fixed")
 
 
-def discard(dsn: str, ids: list[int]) -> None:
+def change(dsn: str, verb: str, ids: list[int]) -> None:
     with Client(dsn) as client:
-        Operator(client, "ana").discard(ids, reason="spam")
-
-
-def restore(dsn: str, ids: list[int]) -> None:
-    with Client(dsn) as client:
-        Operator(client, "ana").restore(ids, reason="no spam")
-
-
-def hold(dsn: str, ids: list[int], on: bool = True) -> None:
-    with Client(dsn) as client:
-        Operator(client, "ana").hold(ids, reason="evidence", on=on)
+        operator = Operator(client, "ana")
+        match verb:
+            case "discard":
+                operator.discard(ids, reason="spam")
+            case "restore":
+                operator.restore(ids, reason="not spam")
+            case _:
+                operator.hold(ids, reason="evidence", on=verb == "hold")
 
 
 def erase(dsn: str, key: str) -> None:
@@ -92,7 +89,7 @@ def erase(dsn: str, key: str) -> None:
 
 
 def steer(dsn: str, replay_id: int) -> None:
-    """Start, pause, resume and cancel, whatever of it was done before."""
+    """Start, pause, resume and cancel; parts of it may have been done before."""
     with Client(dsn) as client:
         for verb in (client.start_replay, client.pause_replay, client.resume_replay, client.cancel_replay):
             with contextlib.suppress(WrongState):
@@ -119,15 +116,14 @@ def prune(dsn: str) -> None:
 ACTORS: dict[str, Callable[..., None]] = {
     each.__name__: each
     for each in (
-        drive, drive_fast, run_as_a_worker, plan_and_start, one_liner, discard, restore, hold, erase, steer,
-        regroup, merge, prune,
+        drive, drive_fast, run_as_a_worker, plan_and_start, one_liner, change, erase, steer, regroup, merge, prune,
         replay_crowd.crowd,
     )
 }  # fmt: skip
 
 
 def main() -> None:
-    # small steps: a plan of a few letters has several
+    # small steps, so that a plan of a few letters has several
     pacing.LARGEST = operations._CHUNK = STEP
     print(os.getpid(), flush=True)  # noqa: T201 - ready
     for line in sys.stdin:
@@ -138,7 +134,7 @@ def main() -> None:
             try:
                 ACTORS[actor](**arguments)
                 code = 0
-            except BaseException:  # noqa: BLE001 - told, and it ends here
+            except BaseException:  # noqa: BLE001 - printed, and it ends here
                 traceback.print_exc()
             finally:
                 sys.stderr.flush()
@@ -148,7 +144,7 @@ def main() -> None:
 
 
 class Actors:
-    """The test's end of it: one actor at a time."""
+    """Starts actors, one at a time."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -166,19 +162,19 @@ class Actors:
         return self._answer()
 
     def run(self, actor: str, **arguments: Any) -> None:
-        """Let it do its work undisturbed."""
+        """Run an actor to its end."""
         self.start(actor, **arguments)
         assert self.wait() == 0
 
     def _answer(self) -> int:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "the actors have gone"
+        assert line, "the process of the actors has ended"
         return int(line)
 
 
 class Killer:
-    """Runs actors behind a wire that kills them at a boundary."""
+    """Runs actors behind a proxy that kills them at a boundary."""
 
     def __init__(self, cast: Actors, server: dev.Server, dsn: str) -> None:
         self.cast = cast
@@ -186,8 +182,8 @@ class Killer:
         self._dsn = dsn
 
     def killed(self, boundary: int, actor: str, **arguments: Any) -> bool:
-        """Run it; return whether it got as far as the boundary."""
-        with wired(self._server.port, boundary) as wire:
+        """Run an actor; return whether it reached the boundary."""
+        with opened(Trap(self._server.port, boundary)) as wire:
             wire.victim.set_result(self.cast.start(actor, dsn=wire.dsn(self._dsn), **arguments))
             code = self.cast.wait()
         assert code in {0, -signal.SIGKILL}

@@ -1,6 +1,6 @@
-"""Operators who know nothing of each other, each a process, all at the same letters. Each writes down what it was told.
+"""Independent operators, each a process, all at the same letters. Each records the answers that it gets.
 
-Lines of JSON in FOLDER/<number>.deeds: [verb, message id, outcome, told]. The outcome is that of the deed, or refused.
+Lines of JSON in FOLDER/<name>.actions: [verb, message id, outcome, explanation]. The outcome may be `refused`.
 """
 
 import contextlib
@@ -21,20 +21,20 @@ QUEUES = ("orders", "returns")
 PATCH = [{"op": "add", "path": "/patched", "value": True}]
 REFUSED = "refused"
 AT_LEAST = 25
-"""Deeds of each, however slow the machine is."""
+"""Actions of each, also on a slow machine."""
 
 
 @dataclass
-class Crank:
-    """One of them."""
+class OperatorProcess:
+    """One operator."""
 
     operator: Operator
     ids: list[int]
     rng: random.Random
     ledger: int
 
-    def write(self, verb: str, deeds: Iterable[tuple[int, str, str]]) -> None:
-        lines = [json.dumps([verb, *deed]) + "\n" for deed in deeds]
+    def write(self, verb: str, answers: Iterable[tuple[int, str, str]]) -> None:
+        lines = [json.dumps([verb, *answer]) + "\n" for answer in answers]
         os.write(self.ledger, "".join(lines).encode())
 
     def some(self) -> list[int]:
@@ -73,10 +73,10 @@ class Crank:
         verb = self.rng.choice(["discard", "restore", "restore", "hold", "release", "release"])
         client, chosen, actor = self.operator.client, self.some(), self.operator.actor
         if verb in {"hold", "release"}:
-            deeds = client.hold(chosen, actor=actor, reason="mine", on=verb == "hold")
+            changes = client.hold(chosen, actor=actor, reason="mine", on=verb == "hold")
         else:
-            deeds = (client.discard if verb == "discard" else client.restore)(chosen, actor=actor, reason="mine")
-        self.write(verb, [(deed.message_id, deed.outcome, deed.told) for deed in deeds])
+            changes = (client.discard if verb == "discard" else client.restore)(chosen, actor=actor, reason="mine")
+        self.write(verb, [(each.message_id, each.outcome, each.told) for each in changes])
 
     def look(self) -> None:
         for group in self.operator.client.groups()[:3]:
@@ -96,17 +96,17 @@ class Crank:
                 first, second = self.rng.sample(groups, 2)
                 client.merge_groups([first], into=second, actor=actor, reason="mine")
         except (InvalidArgument, UnknownGroup, WrongState):
-            pass  # somebody else was there before, or the rules forbid it
+            pass  # another operator was first, or the rules forbid it
 
 
 def operate(dsn: str, ids: list[int], path: Path, seed: int, until: float) -> None:
     with Client(dsn) as client:
         ledger = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        crank = Crank(Operator(client, path.stem), ids, random.Random(seed), ledger)
-        deeds = [crank.replay, crank.plan, crank.plan, crank.bulk, crank.bulk, crank.groups, crank.look]
+        process = OperatorProcess(Operator(client, path.stem), ids, random.Random(seed), ledger)
+        actions = [process.replay, process.plan, process.plan, process.bulk, process.bulk, process.groups, process.look]
         done = 0
         while time.monotonic() < until or done < AT_LEAST:
-            crank.rng.choice(deeds)()
+            process.rng.choice(actions)()
             done += 1
 
 
@@ -115,7 +115,7 @@ def crowd(dsn: str, ids: list[int], *, folder: str, seed: int, seconds: float, o
     for number in range(operators):
         pid = os.fork()
         if not pid:
-            operate(dsn, ids, Path(folder) / f"operator{number}.deeds", seed * 100 + number, until)
+            operate(dsn, ids, Path(folder) / f"operator{number}.actions", seed * 100 + number, until)
             os._exit(0)
         pids.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]

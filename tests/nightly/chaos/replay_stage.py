@@ -1,4 +1,4 @@
-"""What the tests of replay share: letters, somebody who works and writes down what ran, and looks at the whole."""
+"""What the tests of replay share: dead letters, a consumer that records what it ran, and checks of the whole state."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ def failure(position: int, kind: str = "a", version: str | None = None) -> dict[
 
 
 def bury(conn: Connection, count: int, queue: str = QUEUE, kind: str = "a") -> list[int]:
-    """Send so many messages and let them die; return their ids."""
+    """Send messages and let them die; return their ids."""
     ids: list[int] = []
     while len(ids) < count:
         messages = [{"payload": {"n": n}} for n in range(len(ids), min(count, len(ids) + AT_ONCE))]
@@ -55,7 +55,7 @@ def bury(conn: Connection, count: int, queue: str = QUEUE, kind: str = "a") -> l
 
 
 def heap(conn: Connection, count: int) -> list[int]:
-    """Let one message die, and copy its letter until there are so many; return their ids."""
+    """Let one message die, and copy its letter until there are `count`; return their ids."""
     bury(conn, 1)
     query: LiteralString = """
         with one as (select l from bartleby.dead_letter l limit 1),
@@ -85,7 +85,7 @@ def started(conn: Connection, ids: Sequence[int] | None = None, filter: str | No
 
 
 def step(conn: Connection, replay_id: int | None = None, limit: int = 2000) -> float:
-    """One step; return how long to wait."""
+    """Make one step; return how long to wait."""
     query: LiteralString = "select extract(epoch from wait)::float8 from bartleby.advance_replays(%s, %s)"
     return min(column(conn, query, limit, replay_id), default=1.0)
 
@@ -107,7 +107,7 @@ def counts(conn: Connection, replay_id: int) -> dict[str, Any]:
 
 
 def letters(conn: Connection, ids: Sequence[int] | None = None) -> str:
-    """A hash of every column of these letters, or of all."""
+    """Return a hash of every column of these letters, or of all."""
     query: LiteralString = """
         select md5(coalesce(string_agg(d::text, E'\\n' order by d.message_id), '')) from bartleby.dead_letter d
         where d.message_id = any (%s) or %s::bigint[] is null"""
@@ -116,7 +116,7 @@ def letters(conn: Connection, ids: Sequence[int] | None = None) -> str:
 
 
 def sound(conn: Connection) -> None:
-    """What must hold whatever was killed: counts are those of the rows, each plan is whole, the audit is unbroken."""
+    """Check what must hold whatever was killed: counts match rows, plans count their items, the audit is unbroken."""
     drift = conn.execute("""
         select c.*, d.* from (select queue, group_id, status, letters from bartleby.letter_counts where letters <> 0) c
         full join (select queue, group_id, status, count(*) as letters from bartleby.dead_letter group by 1, 2, 3) d
@@ -137,7 +137,7 @@ def sound(conn: Connection) -> None:
 
 
 class Consumer:
-    """Somebody who works in a thread: claims, writes down what ran, and settles it as it is told to."""
+    """Claims in a thread, records what ran, and settles it; `dies` gives the error of a message."""
 
     def __init__(self, dsn: str, queue: str = QUEUE, *, dies: Callable[[int], str | None] = lambda _: None) -> None:
         self.runs: Counter[int] = Counter()
@@ -170,7 +170,7 @@ class Consumer:
         return len(rows)
 
     def close(self) -> None:
-        """Work off what is left, and end."""
+        """Handle what is left, and end."""
         self._stop.set()
         self._thread.join(30)
         assert not self._thread.is_alive()

@@ -1,4 +1,4 @@
-"""A worker that dies of one message, and a server that dies of none: who is charged, and that nothing is lost."""
+"""A server that crashes: no message is lost, none is charged, and a worker follows the standby that takes over."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,124 +17,71 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from bartleby import dev
+from bartleby import Bartleby, binaries, dev, schema
 from tests.kit.clock import move_clock
-from tests.kit.database import install
-from tests.nightly.chaos.actors import KILLER, QUEUE
+from tests.kit.worker import Program, until
+from tests.nightly.chaos.actors import QUEUE
 from tests.nightly.chaos.ledgers import read
+from tests.nightly.chaos.servers import OwnServer
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 ROOT = Path(__file__).parents[3]
-DEATH = 9
+APP = """
+import os
+from bartleby import Bartleby, Message
+
+app = Bartleby()
+ledger = os.open("ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
-def start(actor: str, dsn: str, ledger: Path, quota: int = 0) -> subprocess.Popen[bytes]:
-    words = [actor, dsn, str(ledger), "0", str(ledger.with_suffix(".stop")), str(quota)]
-    return subprocess.Popen([sys.executable, "-m", "tests.nightly.chaos.actors", *words], cwd=ROOT)
+@app.handler("orders", concurrency=5)
+async def handle(message: Message) -> None:
+    os.write(ledger, f"{message.payload}\\n".encode())
+"""
+COUNT = 3000
 
 
-@pytest.mark.parametrize("crash_budget", [1, 3])
-def test_a_message_that_kills_its_worker_dies_alone(
-    conn: Connection, dsn: str, tmp_path: Path, crash_budget: int
+@pytest.mark.parametrize("crash", [OwnServer.stop_at_once, OwnServer.kill], ids=["stopped at once", "killed"])
+def test_server_crash_loses_no_message_and_charges_none(
+    scratch: Path, tmp_path: Path, crash: Callable[[OwnServer], None]
 ) -> None:
-    clock = move_clock(conn)
-    policy = {"crash_budget": crash_budget, "backoff": "none", "lease": 60}
-    conn.execute("select bartleby.create_queue(%s, %s)", [QUEUE, Jsonb(policy)])
-    values = [KILLER if k == 42 else f"innocent{k}" for k in range(100)]
-    conn.execute("select bartleby.send_many(%s, %s)", [QUEUE, Jsonb([{"payload": value} for value in values])])
-    deaths, ledger = 0, tmp_path / "work.ledger"
-    while start("work", dsn, ledger).wait(60) == DEATH:
-        deaths += 1
-        clock.advance(61)
-        conn.execute("select bartleby.reap()")
-    assert deaths == 1 + crash_budget
-    seen = Counter((value, attempt) for word, attempt, (value,) in read(ledger) if word == "A")
-    assert seen == {(f"innocent{k}", 1): 1 for k in range(100) if k != 42}
-    tried = [attempt for word, attempt, (value,) in read(ledger) if value == KILLER]
-    assert tried == [1, *range(1, crash_budget + 1)]
-    dead = conn.execute("select payload, reason, attempts, crashes from bartleby.dead_letters").fetchall()
-    assert dead == [(KILLER, "crashed", crash_budget, crash_budget)]
-    assert conn.execute("select from bartleby.messages").rowcount == 0
-    charged = conn.execute("select payload from bartleby.attempts join bartleby.dead_letters using (message_id)"
-                           " where outcome = 'crashed'").fetchall()  # fmt: skip
-    assert charged == [(KILLER,)] * crash_budget
-    lost = conn.execute("select from bartleby.attempts where outcome = 'lost'").rowcount
-    assert lost == 100 - 42  # the killer and what stood behind it
-
-
-@contextmanager
-def private_server(scratch: Path) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="bartleby-crash-", dir=scratch))
-    try:
-        yield folder
-    finally:
-        if (left := dev.running(folder)) is not None:
-            left.stop("immediate")
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def stop_at_once(server: dev.Server) -> None:
-    server.stop("immediate")
-
-
-def kill_postmaster(server: dev.Server) -> None:
-    os.kill(server.pid, signal.SIGKILL)
-    if server._process is not None:
-        server._process.wait()
-
-
-@pytest.mark.parametrize("crash", [stop_at_once, kill_postmaster], ids=lambda crash: crash.__name__)
-def test_a_crash_of_the_server_loses_nothing_and_charges_nobody(
-    scratch: Path, tmp_path: Path, crash: Callable[[dev.Server], None]
-) -> None:
-    settings = {"max_prepared_transactions": "5"}
     ledger = tmp_path / "produce.ledger"
-    with private_server(scratch) as folder:
-        server = dev.start(folder, settings=settings)
-        install(server.dsn)
-        with psycopg.connect(server.dsn, autocommit=True) as conn:
-            suspect = leave_things_open(conn, server.dsn)
+    with OwnServer(scratch, {"max_prepared_transactions": "5"}) as server:
+        with server.connect() as conn:
+            suspect = leave_work_open(conn)
+        with psycopg.connect(server.dsn) as prepared:
+            prepared.execute("select bartleby.send(%s, %s)", [QUEUE, Jsonb("prepared")])
+            prepared.execute("prepare transaction 'survivor'")
         open_sender = psycopg.connect(server.dsn)
         open_sender.execute("select bartleby.send(%s, %s)", [QUEUE, Jsonb("never")])
-        producer = start("produce", server.dsn, ledger, 100_000)
-        wait_for_commits(ledger, 20)
+        words = ["produce", server.dsn, ledger, "0", ledger.with_suffix(".stop"), "100000"]
+        command = [sys.executable, "-m", "tests.nightly.chaos.actors", *map(str, words)]
+        producer = subprocess.Popen(command, cwd=ROOT)
+        until(lambda: ledger.exists() and sum(word == "C" for word, _, _ in read(ledger)) >= 20)
         crash(server)
         assert producer.wait(60) != 0, "the producer did not notice"
         open_sender.close()
-        with (
-            dev.start(folder, settings=settings) as again,
-            psycopg.connect(again.dsn, autocommit=True) as conn,
-        ):
+        server.start_again()
+        with server.connect() as conn:
             assert conn.execute("select from pg_prepared_xacts").rowcount == 1
             conn.execute("commit prepared 'survivor'")
             after_the_crash(conn, suspect, ledger)
 
 
-def leave_things_open(conn: Connection, dsn: str, *, prepare: bool = True) -> int:
-    """A batch and a suspect under lease, and a prepared sender; return the suspect's id."""
+def leave_work_open(conn: Connection) -> int:
+    """Leave a batch and a suspect under lease; return the id of the suspect."""
     move_clock(conn)
     conn.execute("select bartleby.create_queue(%s, %s)", [QUEUE, Jsonb({"backoff": "none", "crash_budget": 1})])
     conn.execute("select bartleby.send(%s, %s)", [QUEUE, Jsonb("suspect")])
     query = "select message_id, attempt from bartleby.claim(%s, 'w', 1)"
     ((suspect, _),) = conn.execute(query, [QUEUE]).fetchall()
-    # not the clock: it must still say a time before the restart
+    # not the clock: it must still be before the restart
     conn.execute("update bartleby.lease set until = until - interval '2 minutes'")
     conn.execute("select bartleby.reap()")
     assert conn.execute(query, [QUEUE]).fetchall() == [(suspect, 1)]
     conn.execute("select bartleby.send_many(%s, %s)", [QUEUE, Jsonb([{"payload": f"batch{k}"} for k in range(10)])])
     assert conn.execute("select from bartleby.claim(%s, 'w', 5)", [QUEUE]).rowcount == 5
-    if prepare:
-        with psycopg.connect(dsn) as prepared:
-            prepared.execute("select bartleby.send(%s, %s)", [QUEUE, Jsonb("prepared")])
-            prepared.execute("prepare transaction 'survivor'")
     return int(suspect)
-
-
-def wait_for_commits(ledger: Path, count: int) -> None:
-    deadline = time.monotonic() + 30
-    while not ledger.exists() or sum(word == "C" for word, _, _ in read(ledger)) < count:
-        assert time.monotonic() < deadline, "the producer does not get on"
-        time.sleep(0.01)
 
 
 def after_the_crash(conn: Connection, suspect: int, ledger: Path) -> None:
@@ -152,58 +99,129 @@ def after_the_crash(conn: Connection, suspect: int, ledger: Path) -> None:
     certain = {value for word, number, values in entries if word == "T" and ends.get(number) == "C" for value in values}
     maybe = {value for word, number, values in entries if word == "T" and number not in ends for value in values}
     expected = certain | {f"batch{k}" for k in range(10)} | {"suspect", "prepared"}
-    lost, made_up = expected - set(got), set(got) - expected - maybe
+    lost, invented = expected - set(got), set(got) - expected - maybe
     assert not lost
-    assert not made_up
+    assert not invented
     assert set(got.values()) == {1}
     assert conn.execute("select from bartleby.attempts where outcome <> 'lost'").rowcount == 0
 
 
-def test_no_lease_id_comes_twice_though_claims_do_not_wait_for_the_disk(scratch: Path) -> None:
+def test_lease_id_is_never_given_twice_although_claims_do_not_wait_for_the_disk(scratch: Path) -> None:
     query = "select lease_id from bartleby.claim(%s, 'w')"
     given: set[int] = set()
-    with private_server(scratch) as folder:
+    with OwnServer(scratch) as server:
         for _ in range(4):
-            server = dev.start(folder)
-            install(server.dsn)
-            with psycopg.connect(server.dsn, autocommit=True) as conn:
+            with server.connect() as conn:
                 conn.execute("select bartleby.create_queue(%s)", [QUEUE])
                 conn.execute("select bartleby.send_many(%s, %s)", [QUEUE, Jsonb([{"payload": 1}] * 50)])
                 conn.execute("set synchronous_commit = off")
                 leases = [conn.execute(query, [QUEUE]).fetchone() for _ in range(50)]
-                server.stop("immediate")
+                server.stop_at_once()
+            server.start_again()
             fresh = {lease[0] for lease in leases if lease is not None}
             assert len(fresh) == 50
             assert not fresh & given
             given |= fresh
 
 
-def test_a_killed_backend_restarts_the_server_and_charges_nobody(scratch: Path) -> None:
-    with private_server(scratch) as folder, dev.start(folder) as server:
-        install(server.dsn)
-        with psycopg.connect(server.dsn, autocommit=True) as conn:
-            suspect = leave_things_open(conn, server.dsn, prepare=False)
-            with psycopg.connect(server.dsn, autocommit=True) as witness:
+def test_killed_backend_restarts_the_server_and_charges_no_message(scratch: Path) -> None:
+    with OwnServer(scratch) as server:
+        with server.connect() as conn:
+            suspect = leave_work_open(conn)
+            with server.connect() as witness:
                 os.kill(conn.info.backend_pid, signal.SIGKILL)
-                # the server lets people in until it has noticed, and then cuts everybody off
+                # the server accepts sessions until it has noticed, and then cuts all of them
                 with pytest.raises(psycopg.OperationalError):
                     witness.execute("select pg_sleep(60)")
-        with connect_again(server.dsn) as conn:
+        until(lambda: can_connect(server.dsn))
+        with server.connect() as conn:
             conn.execute("update bartleby.lease set until = until - interval '2 minutes'")
             outcomes = conn.execute("select outcome from bartleby.reap()").fetchall()
             assert set(outcomes) == {("released",)}
             assert conn.execute("select from bartleby.dead_letters").rowcount == 0
-            ((message, attempts),) = conn.execute(
-                "select message_id, attempts from bartleby.messages where message_id = %s", [suspect]
-            ).fetchall()
-            assert (message, attempts) == (suspect, 0)
+            query = "select attempts from bartleby.messages where message_id = %s"
+            assert conn.execute(query, [suspect]).fetchall() == [(0,)]
 
 
-def connect_again(dsn: str) -> Connection:
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            return psycopg.connect(dsn, autocommit=True)
-        except psycopg.OperationalError:
-            assert time.monotonic() < deadline, "the server does not come back"
-            time.sleep(0.05)
+def can_connect(dsn: str) -> bool:
+    try:
+        psycopg.connect(dsn).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+# Failover
+
+
+@pytest.fixture
+def pair(scratch: Path) -> Iterator[tuple[dev.Server, dev.Server]]:
+    """A primary, and a synchronous standby."""
+    with ExitStack() as held:
+        homes = [Path(tempfile.mkdtemp(prefix=f"bartleby-{name}-", dir=scratch)) for name in ("primary", "standby")]
+        for home in homes:
+            held.callback(shutil.rmtree, home, ignore_errors=True)
+        primary = dev.start(homes[0])
+        held.callback(primary.stop, "immediate")
+        standby = dev.start(copied(primary, homes[1]))
+        held.callback(standby.stop, "immediate")
+        with psycopg.connect(primary.dsn, autocommit=True) as connection:
+            schema.install(connection)
+            connection.execute("alter system set synchronous_standby_names = '*'")
+            connection.execute("select pg_reload_conf()")
+        yield primary, standby
+
+
+def copied(primary: dev.Server, home: Path) -> Path:
+    found = dev.find_binaries()
+    assert found is not None
+    home.chmod(0o711)
+    account = binaries.account_for(home)
+    programs, _ = binaries.runnable(Path(found), primary.directory, account)
+    (home / "lock").touch()
+    (home / "run").mkdir(mode=0o700)
+    account.own(home / "run")
+    shutil.copy(primary.directory / "password", home / "password")
+    (home / "data").mkdir(mode=0o700)
+    account.own(home / "data")
+    done, output = account.run([programs / "pg_basebackup", "-d", primary.dsn, "-D", home / "data", "-R", "-c", "fast"])
+    assert done, output
+    return home
+
+
+def test_worker_follows_the_primary(pair: tuple[dev.Server, dev.Server], tmp_path: Path) -> None:
+    primary, standby = pair
+    (tmp_path / "shop.py").write_text(APP)
+    ledger = tmp_path / "ledger"
+    both = f"postgresql://postgres:{primary.password}@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
+    app = Bartleby(f"{both}?target_session_attrs=read-write")
+    app.client.create_queue("orders", {"lease": 2})
+    app.send_many("orders", [{"payload": number} for number in range(COUNT)])
+    app.client.close()
+    with Program(both, "shop:app", "--log", "json", cwd=tmp_path) as worker:
+        until(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") > 200, what="work on the primary")
+        primary.stop("immediate")
+        seen = ledger.read_bytes().count(b"\n")
+        with psycopg.connect(standby.dsn, autocommit=True) as connection:
+            connection.execute("alter system reset synchronous_standby_names")
+            connection.execute("select pg_reload_conf()")
+            connection.execute("select pg_promote()")
+            promoted = time.monotonic()
+            connection.execute("select bartleby.send('orders', '-1')")
+            until(lambda: b"-1\n" in ledger.read_bytes(), what="a message that only the new primary knows")
+            until(lambda: in_hand(connection) == 0, seconds=60, what="an empty queue")
+        first = time.monotonic() - promoted
+        worker.term()
+        assert worker.end() == 0
+    done = [int(line) for line in ledger.read_text().split()]
+    assert set(done) == set(range(-1, COUNT)), "lost"
+    # at most what the worker held when the primary died is delivered again
+    assert len(done) - len(set(done)) <= seen + 1000, f"{len(done) - len(set(done))} duplicates"
+    assert first < 60
+
+
+def in_hand(connection: psycopg.Connection[tuple[object, ...]]) -> int:
+    row = connection.execute("select ready + leased + deferred + dead from bartleby.queues").fetchone()
+    assert row is not None
+    assert isinstance(row[0], int)
+    return row[0]

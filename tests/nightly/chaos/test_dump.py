@@ -1,4 +1,4 @@
-"""A dump taken while the ring turns, restored into another cluster: every message is there, and life goes on."""
+"""A dump taken while the ring turns is restored into another cluster: every message is there and can be handled."""
 
 import shutil
 import subprocess
@@ -29,7 +29,7 @@ def program(name: str) -> str:
     return found
 
 
-def test_a_dump_taken_while_the_ring_turns_restores_every_message(
+def test_dump_taken_while_the_ring_turns_restores_every_message(
     dsn: str, connect: Callable[..., Connection], scratch: Path, tmp_path: Path
 ) -> None:
     pg_dump, psql = program("pg_dump"), program("psql")
@@ -56,7 +56,7 @@ def test_a_dump_taken_while_the_ring_turns_restores_every_message(
 
 
 def populate(conn: Connection, clock: Clock, connect: Callable[..., Connection]) -> tuple[list[str], list[str]]:
-    """Messages in every place there is, and senders that stay open: what is alive, and what is dead."""
+    """Put messages into every place there is, with open senders; return what is alive and what is dead."""
     conn.execute("select bartleby.create_queue('q', '{\"backoff\": \"none\"}')")
     conn.execute(FILLER)
     while claim(conn, 100, ack=True):
@@ -95,7 +95,7 @@ def claim(conn: Connection, limit: int, *, ack: bool) -> list[str]:
 
 @contextmanager
 def turning(connect: Callable[..., Connection]) -> Iterator[None]:
-    """Turn the ring as fast as it goes, and fill it so that there is something to turn."""
+    """Turn the ring as fast as possible."""
     conn, stop, failed = connect(), threading.Event(), list[BaseException]()
 
     def turn() -> None:

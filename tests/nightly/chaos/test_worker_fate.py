@@ -1,4 +1,4 @@
-"""What becomes of messages that kill, fail, poison or come back, when real workers run them."""
+"""Messages that abort their process, fail, poison or come back, in real workers."""
 
 import os
 import time
@@ -11,29 +11,28 @@ import pytest
 
 from tests.kit import poison
 from tests.nightly.chaos import worker_profiles
-from tests.nightly.chaos.worker_ledger import Book
+from tests.nightly.chaos.worker_ledger import BUGS, EFFECTS, NOTHING, ONCE, ORDERS, OUTAGE, VENOM, Book
 from tests.nightly.chaos.worker_profiles import freeze_two, prepare
 from tests.nightly.chaos.worker_stage import Stage, drained, log, send, stage, until
-from tests.nightly.chaos.worker_words import BUGS, EFFECTS, NOTHING, ONCE, ORDERS, OUTAGE, VENOM
 
-SLOW = [pytest.mark.slow, pytest.mark.timeout(400)]
+OUTAGE_SECONDS = 10.0
+REDELIVERIES = 6
+MANY_MESSAGES = 300_000
+pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize("killers", [1, 2, pytest.param(5, marks=SLOW, id="many")])
-def test_messages_that_abort_their_process_die_alone(dsn: str, tmp_path: Path, killers: int) -> None:
+def test_messages_that_abort_their_process_die_alone(dsn: str, tmp_path: Path) -> None:
     with stage(dsn, tmp_path) as on:
-        worker_profiles.aborting(on, killers)
+        worker_profiles.aborting(on, killers=3)
 
 
-@pytest.mark.parametrize("restarts", [20, pytest.param(50, marks=SLOW)])
-def test_graceful_restarts_charge_nobody(dsn: str, tmp_path: Path, restarts: int) -> None:
+def test_graceful_restarts_charge_no_message(dsn: str, tmp_path: Path) -> None:
     with stage(dsn, tmp_path) as on:
-        worker_profiles.restarted(on, restarts)
+        worker_profiles.restarted(on, restarts=24)
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=SLOW)])
 @pytest.mark.parametrize("error", ["connection", "own"])
-def test_an_outage_downstream_kills_no_message(dsn: str, tmp_path: Path, error: str, seconds: float) -> None:
+def test_outage_downstream_kills_no_message(dsn: str, tmp_path: Path, error: str) -> None:
     with stage(dsn, tmp_path) as on:
         prepare(on, OUTAGE, max_attempts=5, base=0.5)
         values = [f"m{k}" for k in range(10_000)]
@@ -41,7 +40,7 @@ def test_an_outage_downstream_kills_no_message(dsn: str, tmp_path: Path, error: 
         (on.folder / "down").touch()
         for _ in range(2):
             on.start(queues=[OUTAGE])
-        time.sleep(seconds)
+        time.sleep(OUTAGE_SECONDS)
         query = "select breaker from bartleby.queues where name = 'outage'"
         until(lambda: on.column(query) == ["open"], "the breaker does not open")
         (on.folder / "down").unlink()
@@ -59,11 +58,11 @@ def test_an_outage_downstream_kills_no_message(dsn: str, tmp_path: Path, error: 
         assert kinds["io.bartleby.breaker.opened"] == kinds["io.bartleby.breaker.closed"] > 0
 
 
-def test_poison_is_parked_and_hurts_nobody_else(dsn: str, tmp_path: Path) -> None:
+def test_poison_is_parked_and_healthy_messages_are_not_charged(dsn: str, tmp_path: Path) -> None:
     with stage(dsn, tmp_path) as on:
         queues = [VENOM, f"{VENOM}_async", ORDERS]
         for queue in queues:
-            # A breaker would open, and rightly: when the healthy are done all that is left fails, some as if offline.
+            # A breaker would open, and rightly: at the end all that is left fails, some as if a server were down.
             prepare(on, queue, max_attempts=2, backoff="none", lease=5, breaker="off")
         pids = [on.start(queues=queues) for _ in range(2)]
         healthy, venomous = feed(on)
@@ -83,7 +82,7 @@ def test_poison_is_parked_and_hurts_nobody_else(dsn: str, tmp_path: Path) -> Non
 
 
 def feed(on: Stage) -> tuple[set[str], set[str]]:
-    """Poison with healthy messages in between, to functions and to coroutines."""
+    """Send poison with healthy messages in between, to functions and to coroutines."""
     healthy, venomous = set[str](), set[str]()
     for queue in (VENOM, f"{VENOM}_async"):
         plans: list[dict[str, Any]] = []
@@ -97,7 +96,7 @@ def feed(on: Stage) -> tuple[set[str], set[str]]:
 
 
 def feed_orders(on: Stage) -> set[str]:
-    """Payloads as texts; return the names of those that were refused."""
+    """Send payloads as text; return the names of those that were refused."""
     refused = set[str]()
     with on.admin() as conn:
         for name, payload in poison.PAYLOADS.items():
@@ -109,7 +108,7 @@ def feed_orders(on: Stage) -> set[str]:
     return refused
 
 
-def test_three_bugs_are_three_groups_however_often_they_strike(dsn: str, tmp_path: Path) -> None:
+def test_three_bugs_are_three_groups(dsn: str, tmp_path: Path) -> None:
     with stage(dsn, tmp_path) as on:
         prepare(on, BUGS, max_attempts=1, breaker="off")
         numbers = [on.rng.randrange(1 << 40) for _ in range(6000)]
@@ -122,20 +121,19 @@ def test_three_bugs_are_three_groups_however_often_they_strike(dsn: str, tmp_pat
 
 
 def at_work(on: Stage) -> int | None:
-    """A worker whose handler has begun something and has not ended it."""
+    """Return a worker whose handler has begun something and has not ended it."""
     return next((run.worker for run in reversed(Book(on.folder).runs) if run.ended is None), None)
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=SLOW)])
-def test_redeliveries_of_what_is_handled_have_one_effect(dsn: str, tmp_path: Path, rounds: int) -> None:
+def test_redeliveries_of_a_handled_message_have_one_effect(dsn: str, tmp_path: Path) -> None:
     with stage(dsn, tmp_path) as on:
         prepare(on, ONCE, lease=1, max_attempts=1000, crash_budget=1000, backoff="none")
         with on.admin() as conn:
             conn.execute(f"create table {EFFECTS} (value text)".encode())
         pids = [on.start(queues=[ONCE]) for _ in range(3)]
-        until(lambda: len(on.told("worker.started")) == len(pids), on.logs)
+        until(lambda: len(on.logged("worker.started")) == len(pids), on.logs)
         values = []
-        for number in range(rounds):
+        for number in range(REDELIVERIES):
             plans = [{"v": f"{number}.{k}", "ms": 300} for k in range(30)]
             values += [plan["v"] for plan in plans]
             send(on, ONCE, plans)
@@ -153,17 +151,14 @@ def test_redeliveries_of_what_is_handled_have_one_effect(dsn: str, tmp_path: Pat
         assert on.column("select 1 from bartleby.dead_letters") == []
 
 
-@pytest.mark.parametrize(
-    "count", [100_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
-)
-def test_a_worker_needs_no_more_memory_after_many_messages(dsn: str, tmp_path: Path, count: int) -> None:
+def test_worker_needs_no_more_memory_after_many_messages(dsn: str, tmp_path: Path) -> None:
     with stage(dsn, tmp_path) as on, on.admin() as conn:
         prepare(on, NOTHING)
         conn.execute(
             "select count(*) from (select jsonb_agg(jsonb_build_object('payload', jsonb_build_object('n', n, 'text',"
             " repeat('x', 200)))) as batch from generate_series(1, %s) n group by n / 1000) m,"
             " bartleby.send_many(%s, m.batch)",
-            [count, NOTHING],
+            [MANY_MESSAGES, NOTHING],
         )
         pid = on.start("--until-idle", "--quiet", queues=[NOTHING])
         sizes = []

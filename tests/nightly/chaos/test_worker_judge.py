@@ -1,4 +1,4 @@
-"""The judge of worker chaos, on histories that are written by hand."""
+"""The judge of worker chaos, on histories written by hand."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def done(worker: int, time: float) -> list[list[Any]]:
 
 
 def verdict(folder: Path, first: list[list[Any]], attempt: int, fault: Fault) -> Report:
-    """What is said of this history of the first worker, when the second has it alone then, as this attempt."""
+    """Judge this history of the first worker, after which the second runs the message alone, as this attempt."""
     second = [*claimed(SECOND, 20, solo=True), *started(SECOND, 20), began(SECOND, 21, attempt, solo=True)]
     for worker, entries in {FIRST: first, SECOND: second + done(SECOND, 22)}.items():
         (folder / f"{worker}.ran").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
@@ -37,48 +37,37 @@ def verdict(folder: Path, first: list[list[Any]], attempt: int, fault: Fault) ->
     return judge(Book(folder), Sent.read(folder), [fault], dead=set(), lapsed=set())
 
 
+def asleep(since: float, until: float) -> Fault:
+    return Fault("stopped", since, until, FIRST)
+
+
 @pytest.mark.parametrize("stood_still", [True, False])
-def test_a_lease_was_lost_by_whoever_stood_still_while_it_had_it(tmp_path: Path, stood_still: bool) -> None:
+def test_lease_is_lost_by_a_worker_that_stood_still_while_holding_it(tmp_path: Path, stood_still: bool) -> None:
     first = [*claimed(FIRST, 5, solo=False), began(FIRST, 6, 1, solo=False)]
     verdict(tmp_path, [*first, ["T", 7, 9] if stood_still else ["T", 2, 4]], 1, asleep(0, 0))
     book = Book(tmp_path)
     assert (book.starved_with(FIRST), book.starved_with(SECOND)) == (stood_still, False)
 
 
-def asleep(since: float, until: float) -> Fault:
-    return Fault("stopped", since, until, FIRST)
-
-
-def test_one_that_was_hit_between_its_start_and_its_handler_may_be_charged(tmp_path: Path) -> None:
-    first = [*claimed(FIRST, 1, solo=True), *started(FIRST, 2), began(FIRST, 10, 1, solo=True)]
-    report = verdict(tmp_path, first, 2, asleep(3, 9))
-    assert not report.violations()
-    assert report.explained == {"stopped": 1}
-
-
-@pytest.mark.parametrize("runs", [True, False])
-def test_one_that_was_started_after_its_worker_woke_up_may_not(tmp_path: Path, runs: bool) -> None:
-    """It was claimed before, so that it runs again is no wonder; but nothing hit it while it ran."""
-    first = [*claimed(FIRST, 1, solo=True), *started(FIRST, 10)]
-    if runs:
-        first.append(began(FIRST, 11, 1, solo=True))
-    assert set(verdict(tmp_path, first, 2, asleep(3, 9)).violations()) == {"wrongly_charged"}
-    assert not verdict(tmp_path, first, 1, asleep(3, 9)).violations()
-
-
-@pytest.mark.parametrize("attempt", [1, 2])
-def test_one_of_many_that_was_hit_before_its_handler_runs_again_at_no_charge(tmp_path: Path, attempt: int) -> None:
-    first = [*claimed(FIRST, 1, solo=False), began(FIRST, 10, 1, solo=False)]
-    report = verdict(tmp_path, first, attempt, asleep(3, 9))
-    assert set(report.violations()) == ({"wrongly_charged"} if attempt == 2 else set())
-    assert report.explained == {"stopped": 1}
-
-
-def test_one_that_was_claimed_after_the_fault_has_no_reason_to_run_again(tmp_path: Path) -> None:
-    first = [*claimed(FIRST, 9.5, solo=False), began(FIRST, 10, 1, solo=False)]
-    assert set(verdict(tmp_path, first, 1, asleep(3, 9)).violations()) == {"unexplained"}
-
-
-def test_a_fault_before_a_run_that_was_settled_explains_nothing(tmp_path: Path) -> None:
-    first = [*claimed(FIRST, 1, solo=False), began(FIRST, 10, 1, solo=False), *done(FIRST, 11)]
-    assert set(verdict(tmp_path, first, 1, asleep(3, 9)).violations()) == {"wrong_owner", "unexplained"}
+def test_verdict_on_a_message_whose_worker_was_stopped_from_3_to_9(tmp_path: Path) -> None:
+    alone = [*claimed(FIRST, 1, solo=True), *started(FIRST, 2), began(FIRST, 10, 1, solo=True)]
+    announced_later = [*claimed(FIRST, 1, solo=True), *started(FIRST, 10)]
+    begun_later = [*announced_later, began(FIRST, 11, 1, solo=True)]
+    in_a_batch = [*claimed(FIRST, 1, solo=False), began(FIRST, 10, 1, solo=False)]
+    claimed_later = [*claimed(FIRST, 9.5, solo=False), began(FIRST, 10, 1, solo=False)]
+    settled = [*in_a_batch, *done(FIRST, 11)]
+    for name, first, attempt, violations, explained in (
+        ("hit between its start and its handler, charged", alone, 2, set(), 1),
+        # claimed before the fault, so it may run again; but no fault hit it while it ran
+        ("announced after the fault, charged", announced_later, 2, {"wrongly_charged"}, None),
+        ("announced after the fault, not charged", announced_later, 1, set(), None),
+        ("begun after the fault, charged", begun_later, 2, {"wrongly_charged"}, None),
+        ("begun after the fault, not charged", begun_later, 1, set(), None),
+        ("hit in a batch before its handler, charged", in_a_batch, 2, {"wrongly_charged"}, 1),
+        ("hit in a batch before its handler, not charged", in_a_batch, 1, set(), 1),
+        ("claimed after the fault", claimed_later, 1, {"unexplained"}, None),
+        ("settled after the fault", settled, 1, {"wrong_owner", "unexplained"}, None),
+    ):
+        report = verdict(tmp_path, first, attempt, asleep(3, 9))
+        assert set(report.violations()) == violations, name
+        assert explained is None or report.explained == {"stopped": explained}, name

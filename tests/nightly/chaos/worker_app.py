@@ -1,4 +1,4 @@
-"""The application that chaos runs: handlers and a worker that write down what they do.
+"""The application that chaos runs: its handlers and its worker record what they do.
 
 Lines of JSON in CHAOS_FOLDER/<pid>.ran, each written at once, so that a killed process cannot take one back:
 
@@ -9,10 +9,10 @@ Lines of JSON in CHAOS_FOLDER/<pid>.ran, each written at once, so that a killed 
     S time try kind lease positions                                 a settlement left (no positions: the whole lease)
     K time try [[position, verdict]]                                the database has it
     L time try                                                      refused: the lease is lost
-    U time try error                                                nobody knows
+    U time try error                                                the outcome is unknown
     C time lease                                                    a claim left that was granted this lease
     A time lease value                                              a claim handed out a message that has to run alone
-    T time until                                                    it got no processor, or no turn of the interpreter
+    T time until                                                    the process stood still
 
 The clock is the system's monotonic one, the same for every process.
 """
@@ -37,7 +37,7 @@ from bartleby.errors import LeaseLost
 from bartleby.link import Link
 from tests.kit import poison
 from tests.nightly.chaos import worker_plants
-from tests.nightly.chaos.worker_words import ABORT, BUGS, EFFECTS, NOTHING, ONCE, ORDERS, OUTAGE, SLOW, SWIFT, VENOM
+from tests.nightly.chaos.worker_ledger import ABORT, BUGS, EFFECTS, NOTHING, ONCE, ORDERS, OUTAGE, SLOW, SWIFT, VENOM
 
 FOLDER = Path(os.environ["CHAOS_FOLDER"])
 NUMBERS = itertools.count(1)
@@ -54,8 +54,8 @@ def fail_if(asked: bool) -> None:
         raise Planned("the payload asked for it")
 
 
-class Sink(Exception):
-    """What a library of its own raises when its server is away."""
+class SinkError(Exception):
+    """What a library raises when its server is unavailable."""
 
 
 def write(*entry: Any) -> None:
@@ -69,7 +69,7 @@ def ledger(pid: int, opened: dict[int, int] = {}) -> int:  # noqa: B006 - one fo
 
 
 def watch_the_time() -> None:
-    """Who gets no processor cannot renew a lease: that is nobody's fault, and is written down."""
+    """Record when the process gets no processor: it cannot renew its leases then."""
     while True:
         slept = time.monotonic()
         time.sleep(0.1)
@@ -125,21 +125,23 @@ async def outage(message: Message) -> None:
     with running(message) as plan:
         await asyncio.sleep(0.001)
         if (FOLDER / "down").exists():
-            raise ConnectionError("the sink is away") if plan["error"] == "connection" else Sink("no answer")
+            raise ConnectionError("unavailable") if plan["error"] == "connection" else SinkError("no answer")
+
+
+def strike(message: Message) -> None:
+    with running(message) as plan:
+        if "strike" in plan:
+            poison.strike(plan["strike"])
 
 
 @app.handler(VENOM)
 def venom(message: Message) -> None:
-    with running(message) as plan:
-        if "strike" in plan:
-            poison.strike(plan["strike"])
+    strike(message)
 
 
 @app.handler(f"{VENOM}_async")
 async def venom_async(message: Message) -> None:
-    with running(message) as plan:
-        if "strike" in plan:
-            poison.strike(plan["strike"])
+    strike(message)
 
 
 @app.handler(ORDERS)
@@ -151,7 +153,7 @@ async def order(order: poison.Order, message: Message) -> None:
 
 
 class Cart:
-    """Its text has an address in it."""
+    """Its repr has an address in it."""
 
 
 def first_bug(number: int) -> None:
@@ -191,7 +193,7 @@ run_as_it_is = Link.run
 TRIES = itertools.count(1)
 
 
-async def run_and_tell(self: Link, call: Call[Any]) -> Any:
+async def run_and_record(self: Link, call: Call[Any]) -> Any:
     kind = call.text.partition("bartleby.")[2].partition("(")[0]
     if kind not in KINDS:
         asked = time.monotonic()
@@ -216,5 +218,5 @@ async def run_and_tell(self: Link, call: Call[Any]) -> Any:
     return answer
 
 
-Link.run = run_and_tell  # type: ignore[method-assign]
+Link.run = run_and_record  # type: ignore[method-assign]
 worker_plants.plant(os.environ.get("CHAOS_PLANT", ""))

@@ -1,4 +1,4 @@
-"""What handlers, settlers and producers wrote down, laid side by side. The queue's own tables are not asked."""
+"""Compares what handlers, settlers and producers recorded. The tables of the queue are not consulted."""
 
 import itertools
 import json
@@ -9,13 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ASYNCHRONOUS = 1.5
-"""How long before a crash of the server an ack may be lost: three turns of the WAL writer, on a slow machine."""
+ASYNCHRONOUS_SECONDS = 1.5
+"""How long before a crash of the server an ack may be lost: three rounds of the WAL writer, on a slow machine."""
+
+SWIFT, SLOW = "swift", "slow"
+"""Queues whose handlers are coroutines, and functions in threads."""
+ABORT, OUTAGE, VENOM, ORDERS, BUGS, ONCE, NOTHING = (
+    "abort", "outage", "venom", "orders", "bugs", "once", "nothing",
+)  # fmt: skip
+EFFECTS = "public.effects"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something done to a worker, or with no worker named to all of them."""
+    """Something done to one worker, or to all of them if none is named."""
 
     kind: str
     since: float
@@ -43,7 +50,7 @@ class Run:
     how: str | None = None
     claimed: float | None = None
     started: float | None = None
-    """When its worker asked for its lease, and when it said that this message begins alone."""
+    """When its worker asked for its lease, and when it announced that this message begins alone."""
     tries: list["Try"] = field(default_factory=list)
 
     def settled(self) -> "Try | None":
@@ -58,7 +65,7 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Try:
-    """One settlement on its way: K accepted, L refused, U unknown, None if the worker did not live to see."""
+    """One settlement: K accepted, L refused, U unknown, None if the worker died before the answer."""
 
     worker: int
     left: float
@@ -71,13 +78,13 @@ class Try:
 
 
 def lines(path: Path) -> Iterator[list[Any]]:
-    """The lines of a ledger; the last one of a killed process may be cut."""
+    """Yield the lines of a ledger; the last one of a killed process may be cut."""
     for line in path.read_text().split("\n")[:-1]:
         yield json.loads(line)
 
 
 class Book:
-    """All that workers have written."""
+    """Everything that workers have recorded."""
 
     def __init__(self, folder: Path) -> None:
         self.runs: list[Run] = []
@@ -86,7 +93,7 @@ class Book:
         """The leases under which a message was handed out to run alone."""
         self.claimed: dict[int, float] = {}
         self.starved: list[Fault] = []
-        """When a worker stood still for long, though nobody did anything to it."""
+        """When a worker stood still for long without a fault of the test."""
         for path in folder.glob("*.ran"):
             self._read(int(path.stem), path)
         self.runs.sort(key=lambda run: run.begun)
@@ -127,7 +134,7 @@ class Book:
                     tries[number].verdicts = dict(rest[0])
 
     def starved_with(self, lease: int) -> bool:
-        """Whether a worker stood still while it had this lease."""
+        """Return whether a worker stood still while it had this lease."""
         return any(
             fault.hits(run.worker, run.begun if run.claimed is None else run.claimed, math.inf)
             for run in self.by_lease.get(lease, ())
@@ -135,7 +142,7 @@ class Book:
         )
 
     def hardly_begun(self, value: str) -> list[Run]:
-        """When a message was said to begin alone, and then did not: its worker was hit in between."""
+        """Return runs that were announced to begin alone and then did not: their worker was hit in between."""
         starts = [each for each in self.starts if each.lease in self.alone.get(value, ())]
         return [
             Run(each.worker, each.left, "", value, 0, 0, each.lease, 0, solo=True)
@@ -144,7 +151,7 @@ class Book:
         ]
 
     def done(self, value: str) -> bool:
-        """Whether a run of it ended well, and its ack was accepted or at least sent."""
+        """Return whether a run of it ended well, and its ack was accepted or at least sent."""
         return any(
             run.how == "E" and any(each.kind == "ack" and each.how in {"K", "U", None} for each in run.tries)
             for run in self.by_value.get(value, ())
@@ -199,7 +206,7 @@ class Report:
 
 
 def judge(book: Book, sent: Sent, faults: Iterable[Fault], *, dead: set[str], lapsed: set[int]) -> Report:
-    """Compare. `dead` are the values that were found as dead letters, `lapsed` the leases workers said they lost."""
+    """Compare. `dead` are the values of dead letters, `lapsed` the leases that workers reported as lost."""
     faults = list(faults)
     report = Report(sent=len(sent.committed), runs=len(book.runs))
     report.lost = sorted(value for value in sent.committed - dead if not book.done(value))
@@ -239,7 +246,7 @@ def _check_settlements(report: Report, run: Run, runs: list[Run], faults: list[F
 def _undone_by_a_crash(settling: Try, later: Run, faults: list[Fault]) -> bool:
     return any(
         fault.kind == "server" and settling.left - 0.1 <= fault.until and later.begun >= fault.since
-        and (settling.answered or settling.left) >= fault.since - ASYNCHRONOUS
+        and (settling.answered or settling.left) >= fault.since - ASYNCHRONOUS_SECONDS
         for fault in faults
     )  # fmt: skip
 
@@ -257,7 +264,7 @@ def _check_attempts(report: Report, value: str, runs: list[Run], faults: list[Fa
 
 
 def _stricken(run: Run, faults: list[Fault]) -> bool:
-    # its worker may be hit after it was said to begin and before its handler did
+    # its worker may be hit after the announcement and before its handler began
     since = run.begun if run.started is None else run.started
     return any(fault.worker == run.worker and fault.until >= since for fault in faults)
 

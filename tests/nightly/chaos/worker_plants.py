@@ -1,4 +1,4 @@
-"""Bugs planted on purpose, each of a kind that real queues had: a checker that does not catch them checks nothing.
+"""Bugs planted on purpose, each of a kind that real queues had: a profile that does not catch them shows nothing.
 
 Those of the worker are switched on in its process, by name; those of the core are put into the database of one test.
 """
@@ -47,16 +47,16 @@ PLANTS = {each.__name__: each for each in (ack_before_the_handler_ran, no_heartb
 Mutation = tuple[LiteralString, LiteralString, LiteralString]
 
 IN_THE_CORE: dict[str, Mutation] = {
-    # whoever comes late settles all the same
+    # a late settlement is accepted
     "no_lease_guard": (
         "ack",
         "begin",
         "begin update bartleby.lease set pending = '{}' where id = p_lease_id; return 1;",
     ),
-    # a message that is given back has used up an attempt
+    # a message that is released has used up an attempt
     "release_charges": ("put_back", "m.attempts,", "coalesce(m.attempts, 0) + 1,"),
-    # whoever was in the lease of a dead worker pays
-    "everybody_pays_for_a_crash": ("put_back", "m.attempts,", "coalesce(m.attempts, 0) + 1,"),
+    # every message in the lease of a dead worker is charged
+    "crash_charges_the_whole_batch": ("put_back", "m.attempts,", "coalesce(m.attempts, 0) + 1,"),
 }
 
 

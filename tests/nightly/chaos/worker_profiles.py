@@ -1,7 +1,7 @@
-"""Fault profiles: each does one kind of harm to workers under load, and sees that all is as promised.
+"""Fault profiles: each does one kind of harm to workers under load, and checks the promises.
 
-One kind at a time: in a mixture the faults cover each other. A killed connection, for one, keeps a worker that woke up
-too late from doing the harm by which it would be found out.
+One kind at a time, because faults hide each other: a killed connection keeps a worker that woke up too late from doing
+the harm that would reveal it.
 """
 
 import threading
@@ -12,26 +12,25 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from tests.nightly.chaos.worker_ledger import Book, Report
+from tests.nightly.chaos.worker_ledger import ABORT, SLOW, SWIFT, Book, Report
 from tests.nightly.chaos.worker_stage import LEASE, REAP, Producer, Stage, children, drained, log, send, until
-from tests.nightly.chaos.worker_words import ABORT, SLOW, SWIFT
 
-NOISE = 4.0
+NOISE_SECONDS = 4.0
 """What a busy machine may add to a time, in seconds."""
 CRASH_BUDGET = 2
 
 
 def innocent(on: Stage, patience: float = 70) -> Report:
-    """End the run and see that all is as promised. What a lost worker held runs alone now, and that takes time."""
+    """End the run and check the promises. What a lost worker held runs alone now, which takes time."""
     report = on.settle(patience)
     assert not report.violations(), str(report)  # whole: pytest cuts what it renders itself
-    assert all(seconds < LEASE + REAP + NOISE for seconds in report.recoveries), report
+    assert all(seconds < LEASE + REAP + NOISE_SECONDS for seconds in report.recoveries), report
     return report
 
 
 @contextmanager
 def under_load(on: Stage, workers: int | Sequence[str], **load: float) -> Iterator[list[int]]:
-    """Workers, so many or one through each of these addresses, and a producer."""
+    """Start a producer and workers: a number of them, or one through each of these addresses."""
     addresses = [on.dsn] * workers if isinstance(workers, int) else workers
     with Producer(on, **load):
         pids = [on.start(through=address) for address in addresses]
@@ -40,7 +39,7 @@ def under_load(on: Stage, workers: int | Sequence[str], **load: float) -> Iterat
 
 
 def between(seconds: float, on: Stage, least: float, most: float) -> Iterator[None]:
-    """Until the time is up, come back after pauses of these lengths."""
+    """Yield after pauses of these lengths until the time is up."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(on.rng.uniform(least, most))
@@ -48,7 +47,7 @@ def between(seconds: float, on: Stage, least: float, most: float) -> Iterator[No
 
 
 def undisturbed(on: Stage, seconds: float) -> None:
-    """No fault at all, and handlers that outlive their leases."""
+    """Do no harm; some handlers take longer than their leases."""
     for queue in (SWIFT, SLOW):
         send(
             on, queue, [{"v": f"{queue}{k}", "ms": 1000 * (LEASE + 2 * REAP) if k % 50 == 0 else 5} for k in range(200)]
@@ -78,11 +77,11 @@ def frozen(on: Stage, seconds: float) -> None:
         for _ in between(seconds, on, 0.1, 0.5):
             freeze_two(on)
     assert innocent(on, 70 + 2 * seconds).explained["stopped"]
-    assert on.told("lease.lost", "settlement.refused")
+    assert on.logged("lease.lost", "settlement.refused")
 
 
 def freeze_two(on: Stage, first: int | None = None) -> None:
-    """Two workers, this one and another or any, sleep longer than their leases, side by side."""
+    """Stop two workers, `first` and another or any two, for longer than their leases."""
     pids = on.rng.sample(sorted(on.workers), 2)
     if first is not None and first not in pids:
         pids[0] = first
@@ -94,7 +93,7 @@ def freeze_two(on: Stage, first: int | None = None) -> None:
         sleeper.join()
 
 
-def told_to_stop(on: Stage, seconds: float) -> None:
+def terminated(on: Stage, seconds: float) -> None:
     with under_load(on, 3, outliving=0.02):
         for _ in between(seconds, on, 0.2, 0.6):
             on.end(on.any_worker())
@@ -132,8 +131,8 @@ def restarted(on: Stage, restarts: int) -> None:
 
 
 def aborting(on: Stage, killers: int, processes: int = 4) -> None:
-    """Messages that take their process down, among siblings, and a few processes to take down."""
-    # a lease that lapses while a sibling runs alone, since its worker does not get the processor, is charged
+    """Run messages that abort their process, among siblings, in several processes."""
+    # a lease that lapses while a sibling runs alone because its worker gets no processor is charged
     prepare(on, ABORT, lease=LEASE, crash_budget=CRASH_BUDGET, backoff="none")
     siblings = [f"sibling{k}" for k in range(150 * killers)]
     plans: list[dict[str, Any]] = [{"v": value, "ms": on.rng.choice([5, 30, 300, 500])} for value in siblings]
@@ -142,10 +141,10 @@ def aborting(on: Stage, killers: int, processes: int = 4) -> None:
     send(on, ABORT, plans)
     boss = on.start("--processes", str(processes), queues=[ABORT])
     drained(on, 40 * killers)
-    until(lambda: len(on.told("worker.started")) == processes + len(on.told("worker.died")), on.logs)
+    until(lambda: len(on.logged("worker.started")) == processes + len(on.logged("worker.died")), on.logs)
     assert len(children(boss)) == processes
     on.end(boss)
-    deaths = len(on.told("worker.died"))
+    deaths = len(on.logged("worker.died"))
     log.info("%s deaths for %s killers", deaths, killers)
     assert deaths <= killers * (1 + CRASH_BUDGET)
     book = Book(on.folder)

@@ -1,4 +1,4 @@
-"""A stage for workers: real processes, producers with ledgers, faults that are written down, and the verdict."""
+"""A stage for workers: real processes, producers with ledgers, recorded faults, and the verdict."""
 
 import contextlib
 import json
@@ -19,8 +19,7 @@ from typing import Any, Self
 import psycopg
 from psycopg.types.json import Jsonb
 
-from tests.nightly.chaos.worker_ledger import Book, Fault, Report, Sent, judge
-from tests.nightly.chaos.worker_words import SLOW, SWIFT
+from tests.nightly.chaos.worker_ledger import SLOW, SWIFT, Book, Fault, Report, Sent, judge
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 ROOT = Path(__file__).parents[3]
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Stage:
-    """The processes of one run and what was done to them."""
+    """The processes of one run, and what was done to them."""
 
     dsn: str
     folder: Path
@@ -48,16 +47,8 @@ class Stage:
     def start(self, *options: str, queues: Sequence[str] = (SWIFT, SLOW), through: str | None = None) -> int:
         """Start a worker, if wanted through another address; return its pid."""
         words = [word for queue in queues for word in ("--queue", queue)] + list(options)
-        command = [
-            sys.executable,
-            "-m",
-            "bartleby",
-            "work",
-            "tests.nightly.chaos.worker_app:app",
-            "--log",
-            "json",
-            *words,
-        ]
+        app = ["work", "tests.nightly.chaos.worker_app:app", "--log", "json"]
+        command = [sys.executable, "-m", "bartleby", *app, *words]
         environment = {
             **os.environ,
             "BARTLEBY_DSN": through or self.dsn,
@@ -66,8 +57,8 @@ class Stage:
             **self.environment,
         }
         path = self.folder / f"log{len(list(self.folder.glob('log*')))}"
-        with path.open("wb") as told:
-            process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=told)
+        with path.open("wb") as output:
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=output)
         self.workers[process.pid] = process
         self.files[process.pid] = path
         return process.pid
@@ -98,7 +89,7 @@ class Stage:
         self.fault("stopped", since, pid)
 
     def end(self, pid: int, seconds: float = 30) -> None:
-        """Ask a worker to stop, and see that it does so in good order."""
+        """Terminate a worker, and check that it stops in good order."""
         process = self.workers.pop(pid)
         until(lambda: "worker.started" in self.files[pid].read_text(errors="replace"), self.logs)
         process.terminate()
@@ -114,42 +105,42 @@ class Stage:
 
     def report(self, dead: set[str]) -> Report:
         book = Book(self.folder)
-        lapsed = {entry["lease_id"] for entry in self.told("lease.lost")} if self.may_lose_leases else set()
-        lapsed |= {lease for entry in self.told("lease.reaped") if book.starved_with(lease := entry["lease_id"])}
+        lapsed = {entry["lease_id"] for entry in self.logged("lease.lost")} if self.may_lose_leases else set()
+        lapsed |= {lease for entry in self.logged("lease.reaped") if book.starved_with(lease := entry["lease_id"])}
         report = judge(book, Sent.read(self.folder), self.faults, dead=dead, lapsed=lapsed)
         report.recoveries = list(self._recoveries(book))
         log.info("%s", report)
         return report
 
     def _recoveries(self, book: Book) -> Iterator[float]:
-        """How long after a worker was hit each of its leases was taken back; janitors tell when."""
+        """Yield how long after a fault each lease of the worker was taken back, by the logs of the janitors."""
         passed = time.time() - time.monotonic()
-        for entry in self.told("lease.reaped"):
+        for entry in self.logged("lease.reaped"):
             reaped = datetime.fromisoformat(entry["time"]).timestamp() - passed
             owners = {run.worker for run in book.by_lease.get(entry["lease_id"], ())}
             hit = [fault.since for fault in self.faults if fault.worker in owners and fault.since < reaped]
             if hit:
                 yield reaped - max(hit)
 
-    def told(self, *events: str) -> list[dict[str, Any]]:
-        """What the workers logged under these names, or all."""
-        told = []
+    def logged(self, *events: str) -> list[dict[str, Any]]:
+        """Return what the workers logged under these names, or everything."""
+        found = []
         for path in self.folder.glob("log*"):
             for line in path.read_text(errors="replace").splitlines():
                 with contextlib.suppress(ValueError):
                     entry = json.loads(line)
                     if not events or entry["event"] in events:
-                        told.append(entry)
-        return told
+                        found.append(entry)
+        return found
 
     def logs(self) -> str:
-        """The end of what each worker said."""
+        """Return the end of the log of each worker."""
         return "\n".join(
             f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in self.folder.glob("log*")
         )
 
     def column(self, query: str) -> list[Any]:
-        """The first column of what a query finds."""
+        """Return the first column of what a query finds."""
         with self.admin() as conn:
             return [row[0] for row in conn.execute(query.encode()).fetchall()]
 
@@ -163,7 +154,7 @@ class Stage:
 
 @contextlib.contextmanager
 def stage(dsn: str, folder: Path, *, seed: int = SEED, plant: str = "", **policy: Any) -> Iterator[Stage]:
-    """A database with the two queues of every profile."""
+    """Prepare a database with the two queues of every profile."""
 
     def admin() -> Connection:
         return psycopg.connect(dsn, autocommit=True)
@@ -180,7 +171,7 @@ def stage(dsn: str, folder: Path, *, seed: int = SEED, plant: str = "", **policy
 
 
 class Producer:
-    """Sends to both queues from a thread, through every trouble; what it does stands in its ledger."""
+    """Sends to both queues from a thread, through every error, and records what it does."""
 
     def __init__(
         self, on: Stage, *, rate: float = 150, failing: float = 0.03, outliving: float = 0.004, ms: float = 20
@@ -234,7 +225,7 @@ class Producer:
 
 
 def send(on: Stage, queue: str, plans: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Send, and write it down; each plan has its value `v`."""
+    """Send and record it; each plan has its value `v`."""
     path = on.folder / f"{len(list(on.folder.glob('*.sent')))}.sent"
     with on.admin() as conn, path.open("w") as ledger:
         query = "select bartleby.send_many(%s, %s)"
