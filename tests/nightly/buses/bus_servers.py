@@ -1,28 +1,29 @@
-"""Buses for the drills: each a real server that can be stopped, killed and frozen, and read again at the end."""
+"""Buses for the drills: real servers that are stopped, killed and frozen, and read at the end.
+
+Each is the harness of its sink (tests/kit/sinks), with a count and a reader that keeps little of many events.
+"""
 
 import asyncio
 import base64
 import contextlib
-import itertools
 import json
 import logging
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, TypeVar
 
 import aiormq
 import nats.errors
-import nats.js.errors
 from confluent_kafka import Consumer, TopicPartition
 
-from tests.kit.sinks import harness_nats, harness_redis, harness_webhook, kafka_cluster, nats_cluster, rabbit_server
-from tests.kit.sinks.conformance import Sink
+from tests.kit.sinks import harness_nats, harness_rabbitmq, harness_redis, harness_webhook, nats_cluster, rabbit_server
+from tests.kit.sinks.conformance import Arrival, Sink
+from tests.kit.sinks.kafka_cluster import Cluster
 from tests.kit.sinks.receiver import Receiver, Reply, Request
 
 T = TypeVar("T")
-S = TypeVar("S", bound=Sink)
 STREAM = "bartleby"
 OK = 200
 SILENT = logging.getLogger("a reader of Kafka")
@@ -46,86 +47,27 @@ class Loop:
         self._loop.close()
 
 
-class Bus(ABC):
-    """A bus. What was confirmed survives stop() and kill()."""
-
-    kind: ClassVar[str]
-
-    @abstractmethod
-    def __init__(self, folder: Path) -> None: ...
-
-    @classmethod
-    def missing(cls) -> str | None:
-        """Return how to get the server, if it is not on this machine."""
-        return None
-
-    @abstractmethod
-    def options(self) -> dict[str, Any]: ...
-
-    @abstractmethod
-    async def start(self) -> None: ...
-
-    @abstractmethod
-    async def stop(self) -> None: ...
-
-    async def kill(self) -> None:
-        raise NotImplementedError
-
-    async def hang(self) -> None:
-        raise NotImplementedError
-
-    async def wake(self) -> None:
-        raise NotImplementedError
+class Bus(Sink):
+    """A bus. Confirmed events survive stop() and kill()."""
 
     @abstractmethod
     async def count(self) -> int:
-        """Return how much it has."""
+        """Return how many events it has."""
 
     @abstractmethod
     def bodies(self) -> AsyncIterator[bytes]:
-        """Return everything it has, in its order."""
+        """Return all events, in its order."""
+
+    async def arrived(self) -> list[Arrival]:
+        raise NotImplementedError
 
     async def close(self) -> None:
         await self.stop()
 
 
-class Served(Bus, Generic[S]):
-    """A bus whose server the tests of its sink know how to run."""
-
-    def __init__(self, harness: S) -> None:
-        self._harness = harness
-
-    def options(self) -> dict[str, Any]:
-        return self._harness.options()
-
-    async def start(self) -> None:
-        await self._harness.start()
-
-    async def stop(self) -> None:
-        await self._harness.stop()
-
-    async def kill(self) -> None:
-        await self._harness.kill()
-
-    async def hang(self) -> None:
-        await self._harness.hang()
-
-    async def wake(self) -> None:
-        await self._harness.wake()
-
-
-class Nats(Served[harness_nats.Harness]):
-    kind = "nats"
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(harness_nats.Harness(folder))
-
-    @classmethod
-    def missing(cls) -> str | None:
-        return harness_nats.Harness.missing()
-
+class Nats(harness_nats.Harness, Bus):
     def ports(self) -> list[int]:
-        return [self._harness.port]
+        return [self.port]
 
     async def count(self) -> int:
         for _ in range(5):  # on a busy machine an answer may be late
@@ -155,7 +97,7 @@ class Nats(Served[harness_nats.Harness]):
 
 
 class NatsThree(Nats):
-    """Three of them that are one; what was confirmed is on two."""
+    """A cluster of three; confirmed events are on two of them."""
 
     def __init__(self, folder: Path) -> None:
         self.cluster = nats_cluster.Cluster(folder)
@@ -177,26 +119,16 @@ class NatsThree(Nats):
             await each.kill()
 
     async def kill_leader(self) -> str:
-        """Kill whoever leads the stream; return its name."""
-        leader = await self.cluster.leader()
-        while leader is None:
-            leader = await self.cluster.leader()
+        """Kill the server that leads the stream; return its name."""
+        while (leader := await self.cluster.leader()) is None:
+            pass
         await self.cluster.servers[leader].kill()
         return leader
 
 
-class Redis(Served[harness_redis.Harness]):
-    kind = "redis"
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(harness_redis.Harness(folder))
-
-    @classmethod
-    def missing(cls) -> str | None:
-        return harness_redis.Harness.missing()
-
+class Redis(harness_redis.Harness, Bus):
     async def count(self) -> int:
-        async with self._harness.client() as client:
+        async with self.client() as client:
             return int(await client.xlen("bartleby:events"))
 
     async def bodies(self) -> AsyncIterator[bytes]:
@@ -206,54 +138,26 @@ class Redis(Served[harness_redis.Harness]):
                 after = f"({number.decode()}"
                 yield fields[b"event"]
 
-    async def lose(self) -> None:
-        async with self._harness.client() as client:
-            await client.flushall()
-
     async def _page(self, after: str) -> list[Any]:
-        async with self._harness.client() as client:
+        async with self.client() as client:
             found: Any = await client.xrange("bartleby:events", after, count=1000)
             return list(found)
 
+    async def lose(self) -> None:
+        """Lose what was acknowledged."""
+        async with self.client() as client:
+            await client.flushall()
 
-class Rabbit(Bus):
-    """One node for all tests of the process, each with a queue of its own, and a gate before it that can be shut."""
 
-    kind = "rabbitmq"
-    _numbers = itertools.count(1)
+class Rabbit(harness_rabbitmq.Harness, Bus):
+    declare = True
 
-    def __init__(self, _folder: Path) -> None:
-        self._server = rabbit_server.shared()
-        self.queue = f"drill-{next(self._numbers)}"
-        self.declare = True
-        self._gate = rabbit_server.Gate(self._server.port)
-
-    @classmethod
-    def missing(cls) -> str | None:
-        return rabbit_server.missing()
+    @property
+    def queue(self) -> str:
+        return self._queue
 
     def options(self) -> dict[str, Any]:
-        return {"url": self._server.url(self._gate.port), "routing_key": self.queue, "declare": self.declare}
-
-    async def start(self) -> None:
-        await asyncio.to_thread(self._server.start)
-        await self._gate.open()
-
-    async def stop(self) -> None:
-        await self._gate.shut()
-
-    async def kill(self) -> None:
-        await asyncio.to_thread(self._server.kill)
-
-    async def hang(self) -> None:
-        self._server.freeze()
-
-    async def wake(self) -> None:
-        self._server.thaw()
-
-    async def close(self) -> None:
-        self._server.thaw()
-        await self._gate.shut()
+        return {**super().options(), "declare": self.declare}
 
     async def create(self) -> None:
         """Make the queue that was missing."""
@@ -280,7 +184,7 @@ class Rabbit(Bus):
 
     @contextlib.asynccontextmanager
     async def _channel(self) -> "AsyncIterator[aiormq.abc.AbstractChannel]":
-        connection = await aiormq.connect(self._server.url())
+        connection = await aiormq.connect(rabbit_server.shared().url())
         try:
             yield await connection.channel()
         finally:
@@ -289,20 +193,24 @@ class Rabbit(Bus):
 
 
 class RabbitNode(Rabbit):
-    """The same, and the node itself is stopped: that takes its time."""
+    """The same, but the node itself is stopped, which takes longer."""
 
     async def stop(self) -> None:
-        await asyncio.to_thread(self._server.stop)
+        await asyncio.to_thread(rabbit_server.shared().stop)
+
+    async def close(self) -> None:
+        await super().stop()
 
 
 class Kafka(Bus):
-    """A mock of brokers keeps 5 MB of a partition: it is read all the time."""
+    """The mock cluster keeps 5 MB of a partition, so it is read all the time."""
 
     kind = "kafka"
     _PARTITIONS = 16
 
-    def __init__(self, _folder: Path) -> None:
-        self._cluster = kafka_cluster.Cluster()
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._cluster = Cluster()
         self._topic = self._cluster.topic(self._PARTITIONS)
         self._found: list[bytes] = []
         self._news = threading.Condition()
@@ -369,21 +277,19 @@ class Kafka(Bus):
 
 
 def brief(body: bytes) -> bytes:
-    """Return of an event what tells it apart: there are many."""
+    """Return the part of an event that identifies it."""
     event = json.loads(body)
     return json.dumps({name: event[name] for name in ("id", "subject", "sequence")}).encode()
 
 
-class Webhook(Served[harness_webhook.Harness]):
-    kind = "webhook"
-
+class Webhook(harness_webhook.Harness, Bus):
     def __init__(self, folder: Path) -> None:
-        super().__init__(harness_webhook.Harness(folder))
+        super().__init__(folder)
         self._seen = self._lines = 0
 
     async def count(self) -> int:
-        if self._harness.file.exists():
-            with self._harness.file.open("rb") as file:
+        if self.file.exists():
+            with self.file.open("rb") as file:
                 file.seek(self._seen)
                 new = file.read()
             self._seen += len(new)
@@ -391,17 +297,18 @@ class Webhook(Served[harness_webhook.Harness]):
         return self._lines
 
     async def bodies(self) -> AsyncIterator[bytes]:
-        with self._harness.file.open() as file:
+        with self.file.open() as file:
             for line in file:
                 yield base64.b64decode(json.loads(line)["body"])
 
 
 class Answering(Bus):
-    """A webhook in this process: what it takes is up to `answer`, and what it took it knows."""
+    """A webhook in this process; `answer` decides what it accepts."""
 
     kind = "webhook"
 
-    def __init__(self, _folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.taken: list[bytes] = []
         self._receiver = Receiver(self._answer)
 

@@ -1,6 +1,6 @@
-"""A stage for buses: letters that die at a rate, the relay as a process, a bus to break, and what arrived in the end.
+"""A stage for buses: letters that die at a rate, the relay as a process, a bus to break, and the verdict.
 
-Burial    lets messages die from a thread, a hundred at once, and writes down which and when
+Burial    lets messages die from a thread, a hundred at once, and records which and when
 Stage     the relay, the sinks and the bus; verdict() compares what arrived with what happened
 Tail      reads the file of a log sink while it is written: how late the other sink is
 """
@@ -43,7 +43,7 @@ Heard = tuple[str, int, str]
 
 
 class Burial:
-    """Lets messages die until the end of the block; every fifth batch is given up, which is told too."""
+    """Lets messages die until the end of the block; every fifth batch is discarded, which is an event too."""
 
     def __init__(self, dsn: str, rate: float = RATE) -> None:
         self.died: dict[int, float] = {}
@@ -64,7 +64,7 @@ class Burial:
         self.end()
 
     def end(self) -> float:
-        """Stop; return how many a second there were."""
+        """Stop; return how many died per second."""
         if not self._ending.is_set():
             self._ending.set()
             self._thread.join(30)
@@ -73,12 +73,12 @@ class Burial:
         return self.rate
 
     def calm_down(self) -> None:
-        """Go on with a tenth of the rate, and without what is overdue."""
+        """Continue with a tenth of the rate, without what is overdue."""
         self._pause *= 10
         self._due = time.monotonic()
 
     def so_far(self) -> dict[int, float]:
-        """Return who has died, and when."""
+        """Return which messages have died, and when."""
         with self._lock:
             return dict(self.died)
 
@@ -109,7 +109,7 @@ class Burial:
 
 
 def bury(client: Client, count: int = BATCH) -> list[int]:
-    """Let so many messages die in one transaction."""
+    """Let messages die in one transaction; return their ids."""
     client.send_many(QUEUE, [{"payload": {"n": n}} for n in range(count)])
     lease = client.claim(QUEUE, "web-1", limit=count)
     assert lease is not None
@@ -119,7 +119,7 @@ def bury(client: Client, count: int = BATCH) -> list[int]:
 
 
 class Tail:
-    """Reads a file as it is written: which letter was told there, and when."""
+    """Reads a file as it is written: which letter was reported there, and when."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -137,7 +137,7 @@ class Tail:
         self._thread.join(30)
 
     def lag(self, died: dict[int, float]) -> float:
-        """Return how long the latest of these letters took; those that are not told yet take until now."""
+        """Return how long the latest of these letters took; missing ones count until now."""
         now = time.monotonic()
         return max(self.told.get(message, now) - since for message, since in died.items())
 
@@ -162,7 +162,7 @@ class Tail:
 
 
 class Relay:
-    """`bartleby relay` as a process; what it says is in a file."""
+    """`bartleby relay` as a process; its log is in a file."""
 
     def __init__(self, dsn: str, folder: Path, *options: str) -> None:
         self.file = folder / f"relay{len(list(folder.glob('relay*')))}"
@@ -172,7 +172,7 @@ class Relay:
 
     def begun(self) -> Self:
         """Wait until it serves."""
-        until(lambda: self.told("relay.started"), self.said, 60)
+        until(lambda: self.logged("relay.started"), self.said, 60)
         return self
 
     def kill(self) -> None:
@@ -189,7 +189,7 @@ class Relay:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def told(self, event: str) -> list[dict[str, Any]]:
+    def logged(self, event: str) -> list[dict[str, Any]]:
         lines = self.file.read_text(errors="replace").splitlines()
         return [each for each in map(_entry, lines) if each.get("event") == event]
 
@@ -217,11 +217,11 @@ class Stage:
     relays: list[Relay] = field(default_factory=list)
 
     def add(self, name: str = "bus", **settings: Any) -> None:
-        """Add a sink, which hears of letters."""
+        """Add a sink for events of letters."""
         self.client.put_sink(name, self.bus.kind, {"options": self.bus.options(), "types": LETTERS, **settings}, **ANA)
 
     def add_log(self) -> Path:
-        """Add the sink `log`, which hears of everything; return its file."""
+        """Add the sink `log` for all events; return its file."""
         path = self.folder / "log.jsonl"
         self.client.put_sink("log", "log", {"options": {"path": str(path)}}, **ANA)
         return path
@@ -238,7 +238,7 @@ class Stage:
         return self.loop.run(self.bus.count())
 
     def has(self, count: int, seconds: float = 60) -> float:
-        """Wait until the bus has so much; return how long that took."""
+        """Wait until the bus has this many events; return how long that took."""
         return until(lambda: self.count() >= count, lambda: f"{self.count()} of {count}: {self.said()}", seconds)
 
     def becomes(self, state: str, name: str = "bus", seconds: float = 60) -> None:
@@ -250,12 +250,12 @@ class Stage:
         until(lambda: self.sink(name).waiting == 0, lambda: f"{self.sink(name)}: {self.said()}", seconds)
 
     def changes(self, name: str = "bus") -> list[str]:
-        """Return what was told of a sink: that it was degraded, that it has recovered."""
+        """Return the changes of a sink that were reported: degraded, recovered."""
         query: LiteralString = "select type from bartleby.event where type like %s and data ->> 'sink' = %s order by id"
         return [each.rpartition(".")[2] for each in column(self.conn, query, "io.bartleby.sink.%", name)]
 
     def troubles(self, name: str = "bus") -> int:
-        """Return how often a sink was in trouble; each time was told once, and its end before the next."""
+        """Return how often a sink was degraded; each time and its end were reported once."""
         changes = self.changes(name)
         times = len(changes) // 2
         assert changes == ["degraded", "recovered"] * times, name
@@ -291,7 +291,7 @@ class Stage:
             assert ledger <= expected, "letters were lost"
         found = {(subject, sequence) for subject, sequence, _ in heard}
         assert len(expected - found) == dropped, f"lost: {sorted(expected - found)[:5]}"
-        assert found <= expected, f"made up: {sorted(found - expected)[:5]}"
+        assert found <= expected, f"invented: {sorted(found - expected)[:5]}"
         names: dict[str, tuple[str, int]] = {}
         for subject, sequence, name in heard:
             assert names.setdefault(name, (subject, sequence)) == (subject, sequence), f"two events are {name}"
@@ -304,7 +304,7 @@ class Stage:
         return "\n".join(each.said() for each in self.relays)
 
     def lapse(self) -> None:
-        """Take back what a killed relay had, at once."""
+        """Take back the leases of a killed relay."""
         lapse(self.conn)
 
     def close(self) -> None:
@@ -329,7 +329,7 @@ def heard(body: bytes) -> Heard:
 
 
 def disorder(heard: Sequence[Heard]) -> list[str]:
-    """Return subjects whose events did not come in their order, each counted when it came first."""
+    """Return subjects whose events arrived out of order, each counted when it came first."""
     last: Counter[str] = Counter()
     seen: set[str] = set()
     found = []
@@ -364,7 +364,7 @@ def stage(kind: type[Bus], dsn: str, folder: Path) -> Iterator[Stage]:
 
 
 def until(condition: Callable[[], object], problem: str | Callable[[], str], seconds: float = 60) -> float:
-    """Wait for a condition that is dear to ask for; return how long it took."""
+    """Wait for a condition that is expensive to check; return how long it took."""
     began, pause = time.monotonic(), 0.02
     while not condition():
         waited = time.monotonic() - began
@@ -380,9 +380,9 @@ def cli(dsn: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=90, check=False)
 
 
-def during(seconds: float, deed: Callable[[], object]) -> None:
-    """Do something again and again for so long."""
+def during(seconds: float, action: Callable[[], object]) -> None:
+    """Repeat an action for a time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        deed()
+        action()
         time.sleep(min(max(0.2, seconds / 200), max(0.0, end - time.monotonic())))

@@ -1,4 +1,4 @@
-"""The validation runbook for a dead letter queue whose bus fails, its five steps in order, as an operator does them."""
+"""The runbook for a bus that fails, its five steps in order, as an operator does them."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tests.nightly.buses.bus_stage import Stage, bury, cli, stage, until
 
 
 class Failing(Answering):
-    """A bus that answers 503 while it is down, and knows when each event was tried."""
+    """A bus that answers 503 while it is down, and records when each event was tried."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -32,7 +32,7 @@ COUNT = 5
 DELAY = 0.5
 
 
-def test_the_validation_runbook(dsn: str, tmp_path: Path) -> None:
+def test_runbook_for_a_failing_bus(dsn: str, tmp_path: Path) -> None:
     with stage(Failing, dsn, tmp_path) as on:
         bus = cast("Failing", on.bus)
         on.add(attempts=2, delay=DELAY)
@@ -42,7 +42,7 @@ def test_the_validation_runbook(dsn: str, tmp_path: Path) -> None:
         died = bury(on.client, COUNT)
         assert listed(on) == sorted(died)
 
-        # 2. The retry envelope: a first failure, a retry after the delay, and no more but single looks, ever rarer.
+        # 2. The retries: a first failure, a retry after the delay, and then single attempts with growing pauses.
         until(lambda: on.sink().state == "degraded", on.said)
         until(lambda: len(bus.tried) >= 2 * COUNT + 4, on.said)
         envelope(bus)
@@ -51,11 +51,11 @@ def test_the_validation_runbook(dsn: str, tmp_path: Path) -> None:
         assert metric(on) == COUNT == on.audited()
         assert on.changes() == ["degraded"]
 
-        # 4. Triage: the store works and the bus does not, so the store is where to look; if neither does, that is said.
+        # 4. Triage: the store works and the bus does not, so look at the store; if neither works, that is reported.
         shown = cli(dsn, "sinks", "show", "bus").stdout
         assert "degraded" in shown
         assert "503" in shown
-        blind = cli(f"postgresql://nobody@127.0.0.1:{free_port()}/gone", "dead")
+        blind = cli(f"postgresql://unknown@127.0.0.1:{free_port()}/gone", "dead")
         assert (blind.returncode != 0, bool(blind.stderr.strip())) == (True, True)
 
         # 5. Recovery: the bus is back, the backlog arrives whole and in order, and new events go on.
@@ -73,7 +73,7 @@ def test_the_validation_runbook(dsn: str, tmp_path: Path) -> None:
 
 
 def envelope(bus: Failing) -> None:
-    """Each event was tried twice, with the delay between, and then hardly any more."""
+    """Check that each event was tried twice with the delay between, and then rarely."""
     names = {name for _, name in bus.tried}
     assert len(names) == COUNT
     for name in names:
