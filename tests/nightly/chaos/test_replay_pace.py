@@ -151,6 +151,23 @@ def test_cancelled_plan_ends_at_once(conn: Connection, dsn: str, cast: Actors, r
     assert letters(conn, rest) == before
 
 
+def test_plan_of_a_killed_worker_is_taken_over(conn: Connection, dsn: str, cast: Actors) -> None:
+    create(conn)
+    ids = heap(conn, 100)
+    replay_id = started(conn, ids, rate=50)
+    pid = cast.start("run_as_a_worker", dsn=dsn, watch=dsn, replay_id=replay_id)
+    until(lambda: len(moments(conn, replay_id)) > 20, "it does not begin")
+    os.kill(pid, signal.SIGKILL)
+    assert cast.wait() == -signal.SIGKILL
+    cast.run("run_as_a_worker", dsn=dsn, watch=dsn, replay_id=replay_id)
+    times = moments(conn, replay_id)
+    gap = max(after - before for before, after in itertools.pairwise(times))
+    log.info("it did not run for %.2f s", gap)
+    assert gap < 10  # the duty lapses after three seconds, and the next worker has to start
+    assert len(times) == len(ids) == value(conn, "select count(*) from bartleby.messages")
+    sound(conn)
+
+
 @contextlib.contextmanager
 def producing(dsn: str) -> Iterator[list[int]]:
     """Send all the time; yields the ids."""
