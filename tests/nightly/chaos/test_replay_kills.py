@@ -1,6 +1,6 @@
-"""Processes that run a plan or take an action are killed at boundaries of their statements; backends and servers too.
+"""Processes that run a plan or take an action are killed at every boundary of every statement; servers too.
 
-Nothing is lost or done twice. Which boundaries are visited depends on BARTLEBY_SEED.
+Nothing is lost or done twice.
 """
 
 import contextlib
@@ -45,7 +45,6 @@ from tests.nightly.chaos.servers import OwnServer
 
 SIZE = 5
 MOST = 150
-IN_ONE, IN_THREE = "one statement", "begin, statement, commit"
 pytestmark = [pytest.mark.timeout(600), pytest.mark.own_database]
 
 
@@ -60,26 +59,21 @@ def killer(cast: Actors, server: dev.Server, dsn: str) -> Killer:
     return Killer(cast, server, dsn)
 
 
-def some_boundaries(request: pytest.FixtureRequest, conn: Connection) -> Iterator[int]:
-    """Return every boundary, or every fourth where a call is a transaction of three statements."""
-    every = 1
-    if request.param == IN_THREE:
-        every = 4
+@pytest.fixture
+def boundaries(conn: Connection) -> Iterator[int]:
+    create(conn)
+    return itertools.count(1)
+
+
+@pytest.fixture(params=["one statement", "begin, statement, commit"])
+def in_either_way(request: pytest.FixtureRequest, conn: Connection) -> Iterator[int]:
+    """Return every boundary, also where a call is a transaction of three statements."""
+    if request.param != "one statement":
         # with a default isolation that claims cannot use, clients make a transaction of every call
         name = value(conn, "select current_database()")
         conn.execute(f"alter database {name} set default_transaction_isolation = 'repeatable read'".encode())
     create(conn)
-    return itertools.count(1 + dice(request.node.name).randrange(every), every)
-
-
-@pytest.fixture(params=[IN_ONE])
-def boundaries(request: pytest.FixtureRequest, conn: Connection) -> Iterator[int]:
-    return some_boundaries(request, conn)
-
-
-@pytest.fixture(params=[IN_ONE, IN_THREE])
-def in_either_way(request: pytest.FixtureRequest, conn: Connection) -> Iterator[int]:
-    return some_boundaries(request, conn)
+    return itertools.count(1)
 
 
 def slices(ids: Sequence[int], size: int = SIZE) -> Iterator[list[int]]:
