@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from unittest import mock
@@ -29,6 +29,9 @@ from unittest import mock
 import psycopg
 
 from bartleby import Bartleby, Message, fetching
+from bartleby.heartbeat import Heartbeat
+from bartleby.held import Held
+from bartleby.link import Link
 from bartleby.worker import Worker
 
 T = TypeVar("T")
@@ -194,9 +197,16 @@ class Gate:
 
 
 def renew_now(running: Running) -> None:
-    """Let the heartbeat renew every lease of a worker at its next beat, however long the leases are."""
-    for held in list(running.worker._shared.holding.leases.values()):
-        held.extended = float("-inf")
+    """Let the heartbeat renew every lease of a worker at each beat from now on, however long the leases are."""
+    heartbeat = running.worker._shared.holding._heartbeat
+
+    async def renew(link: Link, leases: Iterable[Held]) -> None:
+        due = list(leases)
+        for held in due:
+            held.extended = float("-inf")
+        await Heartbeat._renew(heartbeat, link, due)
+
+    heartbeat._renew = renew  # type: ignore[method-assign]
 
 
 def claim_ahead(running: Running, queue: str = "orders") -> None:
