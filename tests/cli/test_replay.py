@@ -148,13 +148,13 @@ def test_letter_that_is_not_dead_is_refused_with_the_reason(client: Client, conn
 def test_selection_is_shown_run_and_reported(shop: Shop, client: Client, bartleby: Run, terminal: Terminal) -> None:
     ids = bury(client, range(4))
     bury(client, range(2), kind="ValueError")
+    bury(client, range(3), kind="TypeError")
     shop.mended.set()
     with shop.open():
         done = bartleby("replay", "type:KeyError", "queue:orders", *SURE)
         assert (done.code, done.out) == (0, "replay 1: 4 done\n")
         found = bartleby("replay", "type:ValueError", *SURE, "--json").document
-        bury(client, range(3))
-        assert terminal("replay", "queue:orders", *SURE).lines[-1] == "replay 3: 3 done"
+        assert terminal("replay", "type:TypeError", *SURE).lines[-1] == "replay 3: 3 done"
     assert "type:KeyError queue:orders" in done.err
     assert re.search(r"will run +4: orders 4$", done.err, re.MULTILINE)
     assert re.search(r"letters +4, frozen \d\d:\d\d:\d\d; died .* ago$", done.err, re.MULTILINE)
