@@ -186,6 +186,7 @@ class TestByHand:
         (letter,) = letters(conn)
         assert (letter["status"], letter["discarded_by"]) == ("discarded", "pgmq")
         assert "no longer in jobs_dlq" in letter["discard_reason"]
+        agrees(conn)
         assert change(conn, "restore", letter["message_id"]) == ["restored"]
         agrees(conn)
 
