@@ -4,7 +4,6 @@ from datetime import timedelta
 from itertools import product
 from typing import Any
 
-import psycopg
 import pytest
 
 from tests.kit.clock import Clock
@@ -20,6 +19,7 @@ from tests.kit.sql import (
     fail,
     fail_all,
     reap,
+    refused,
     reject,
     release,
     row,
@@ -208,15 +208,14 @@ class TestProbes:
         fail_all(conn, claim(conn))
         assert until_probe(conn) == 2, "a success makes the waits short again"
 
-    @pytest.mark.parametrize("by_position", [False, True])
-    def test_three_successes_in_a_row_close_it(self, conn: Connection, clock: Clock, by_position: bool) -> None:
+    def test_three_successes_in_a_row_close_it(self, conn: Connection, clock: Clock) -> None:
         stormy(conn)
         work = probe(conn, clock)
         ack(conn, work.lease, [])
         assert (claim(conn).messages, value(conn, "select passed from bartleby.breaker")) == ([], 0)
         for number in range(3):
             assert state(conn) == "open"
-            ack(conn, work.lease, work.positions if by_position else None)
+            ack(conn, work.lease, work.positions if number else None)
             if number < 2:
                 work = claim(conn, 100)
                 assert len(work.messages) == 1
@@ -276,30 +275,6 @@ class TestProbes:
         assert len(claim(conn, 5).messages) == 1
         assert idle(conn) == 1, "while a probe is out"
 
-    def test_deferred_and_replayed_messages_are_probed_too(self, conn: Connection, clock: Clock) -> None:
-        dead = send(conn, 1)
-        fail_all(conn, claim(conn), verdict="dead")
-        conn.execute("select bartleby.replay(%s, 'me', 'again')", [[dead]])
-        send(conn, 2, delay="1 s")
-        open_breaker(conn)
-        ack(conn, probe(conn, clock).lease)
-        assert value(conn, "select status from bartleby.dead_letters") == "resolved"
-        assert value(conn, "select passed from bartleby.breaker") == 1
-        clock.advance(2)
-        assert claim(conn, 9).payloads == [2]
-
-    def test_probe_past_a_sender_that_has_not_committed(self, conn: Connection, clock: Clock, connect: Connect) -> None:
-        slow = connect(autocommit=False)
-        send(slow, 1)
-        send_count(conn, 3)
-        open_breaker(conn)
-        work = probe(conn, clock)
-        assert column(conn, "select id from bartleby.lease where probe") == [work.lease]
-        slow.commit()
-        assert claim(conn).messages == []
-        ack(conn, work.lease)
-        assert len(claim(conn, 9).messages) == 1
-
     def test_pause_stops_probes_and_a_clock_set_back_does_not(self, conn: Connection, clock: Clock) -> None:
         stormy(conn)
         conn.execute("select bartleby.pause_queue('q')")
@@ -324,25 +299,26 @@ class TestProbes:
 
 
 class TestWaking:
-    @pytest.mark.parametrize("how", ["third probe", "operator", "policy"])
-    def test_closing_wakes_waiting_workers(self, conn: Connection, clock: Clock, connect: Connect, how: str) -> None:
+    def test_closing_wakes_waiting_workers(self, conn: Connection, clock: Clock, connect: Connect) -> None:
         sleeper = connect()
-        stormy(conn)
-        work = probe(conn, clock)
-        if how == "third probe":
-            for _ in range(2):
+        listen(sleeper)
+        send_count(conn, 20)
+        for how in ("third probe", "operator", "policy"):
+            clock.advance(1)
+            assert open_breaker(conn, over="0")
+            work = probe(conn, clock)
+            for _ in range(2 if how == "third probe" else 0):
                 ack(conn, work.lease)
                 work = claim(conn)
-        listen(sleeper)
-        idle(sleeper)
-        if how == "operator":
-            close_breaker(conn)
-        elif how == "policy":
-            create(conn, "q", breaker="off")
-        else:
-            ack(conn, work.lease)
-        assert state(conn) == ("off" if how == "policy" else "closed")
-        assert_notified(sleeper)
+            idle(sleeper)
+            if how == "operator":
+                close_breaker(conn)
+            elif how == "policy":
+                create(conn, "q", breaker="off")
+            else:
+                ack(conn, work.lease)
+            assert state(conn) == ("off" if how == "policy" else "closed")
+            assert_notified(sleeper)
 
     def test_worker_asleep_while_it_closes_is_woken(self, conn: Connection, clock: Clock, connect: Connect) -> None:
         stormy(conn)
@@ -356,30 +332,26 @@ class TestWaking:
         assert_notified(sleeper)
 
     @pytest.mark.usefixtures("clock")
-    @pytest.mark.parametrize("how", ["open", "forced", "paused"])
-    def test_senders_wake_no_worker_in_vain(self, conn: Connection, connect: Connect, how: str) -> None:
-        if how == "open":
-            open_breaker(conn)
-        elif how == "forced":
-            force_breaker(conn)
-        else:
-            conn.execute("select bartleby.pause_queue('q')")
+    def test_senders_wake_no_worker_in_vain(self, conn: Connection, connect: Connect) -> None:
         sleeper = connect()
         listen(sleeper)
-        assert 0 < idle(sleeper) <= 1
-        send_count(conn, 3)
-        send(conn, 4)
-        conn.execute("select pg_notify(bartleby.channel('q'), 'after the messages')")
-        assert [notice.payload for notice in sleeper.notifies(timeout=30, stop_after=1)] == ["after the messages"]
-        conn.execute("select bartleby.resume_queue('q')")
-        assert_notified(sleeper)
+        for stop, resume in (
+            ("open_breaker('q', 'storm', '0')", "close_breaker('q', 'me', 'x')"),
+            ("force_breaker('q', 'me', 'x')", "close_breaker('q', 'me', 'x')"),
+            ("pause_queue('q')", "resume_queue('q')"),
+        ):
+            conn.execute(f"select bartleby.{stop}".encode())
+            assert 0 < idle(sleeper) <= 1, stop
+            send_count(conn, 3)
+            send(conn, 4)
+            conn.execute("select pg_notify(bartleby.channel('q'), 'after the messages')")
+            assert [note.payload for note in sleeper.notifies(timeout=30, stop_after=1)] == ["after the messages"], stop
+            conn.execute(f"select bartleby.{resume}".encode())
+            assert_notified(sleeper)
 
 
 class TestCharging:
-    @pytest.mark.parametrize(("verdict", "force"), [(None, False), ("retry", False), (None, True)])
-    def test_message_that_fails_while_it_is_open_goes_back_unchanged(
-        self, conn: Connection, clock: Clock, verdict: str | None, force: bool
-    ) -> None:
+    def test_message_that_fails_while_it_is_open_goes_back_unchanged(self, conn: Connection, clock: Clock) -> None:
         """Messages that were out when it opened, of which one has failed before and is out of time."""
         create(conn, "q", max_attempts=2, backoff="fixed", base=10, give_up_after=10)
         send_count(conn, 2)
@@ -388,20 +360,25 @@ class TestCharging:
         before = row(conn, "select attempts, first_failed_at from bartleby.deferred")
         clock.advance(60)
         again = claim(conn)
-        (force_breaker if force else open_breaker)(conn)
-        for lease, position in ((again.lease, again.positions[0]), (work.lease, work.positions[1])):
-            (answer,) = fail(conn, lease, {"position": position, "verdict": verdict, "rule": "KeyError is transient"})
-            assert answer["verdict"] == "retry"
-            assert answer["retry_at"] is not None
-        new = {"attempts": None, "first_failed_at": None}
-        assert rows(conn, "select attempts, first_failed_at from bartleby.deferred order by id") == [before, new]
-        query = "select attempt, outcome, verdict, rule from bartleby.attempts order by failed_at, message_id"
-        rule = "KeyError is transient; attempt {} of 2; not charged: the breaker is open"
-        assert rows(conn, query)[1:] == [
-            {"attempt": number, "outcome": "failed", "verdict": "retry", "rule": rule.format(number)}
-            for number in (2, 1)
-        ]
-        assert stats(conn)["dead"] == 0
+        for verdict, opens in ((None, open_breaker), ("retry", open_breaker), (None, force_breaker)):
+            with conn.transaction(force_rollback=True):
+                opens(conn)
+                for lease, position in ((again.lease, again.positions[0]), (work.lease, work.positions[1])):
+                    failure = {"position": position, "verdict": verdict, "rule": "KeyError is transient"}
+                    (answer,) = fail(conn, lease, failure)
+                    assert (answer["verdict"], answer["retry_at"] is None) == ("retry", False)
+                new = {"attempts": None, "first_failed_at": None}
+                assert rows(conn, "select attempts, first_failed_at from bartleby.deferred order by id") == [
+                    before,
+                    new,
+                ]
+                query = "select attempt, outcome, verdict, rule from bartleby.attempts order by failed_at, message_id"
+                rule = "KeyError is transient; attempt {} of 2; not charged: the breaker is open"
+                assert rows(conn, query)[1:] == [
+                    {"attempt": number, "outcome": "failed", "verdict": "retry", "rule": rule.format(number)}
+                    for number in (2, 1)
+                ]
+                assert stats(conn)["dead"] == 0
 
     def test_probe_that_fails_is_not_charged(self, conn: Connection, clock: Clock) -> None:
         create(conn, "q", max_attempts=1)
@@ -417,62 +394,38 @@ class TestCharging:
         close_breaker(conn)
         assert fail_all(conn, work)[0]["verdict"] == "dead", "after closing it charges again"
 
-    def test_terminal_failures_still_kill_and_releases_stay_free(self, conn: Connection) -> None:
-        send_count(conn, 4)
-        work = [claim(conn) for _ in range(4)]
-        open_breaker(conn)
-        failures = ({"verdict": "dead"}, {"reason": "delivery_error"}, {"reason": "unacceptable"})
-        for claimed, failure in zip(work, failures, strict=False):
-            assert fail_all(conn, claimed, **failure)[0]["verdict"] == "dead", failure
-        assert column(conn, "select attempts from bartleby.dead_letters") == [1, 1, 1]
-        assert column(conn, "select rule from bartleby.attempts where rule like '%%not charged%%'") == []
-        release(conn, work[3].lease)
-        assert value(conn, "select attempts from bartleby.messages") == 0
-        assert value(conn, "select count(*) from bartleby.attempts") == 3
-
 
 class TestOperators:
-    def test_closing_by_hand_hands_out_everything(self, conn: Connection, clock: Clock) -> None:
-        assert not close_breaker(conn)
-        assert events(conn) == []
+    def test_operator_closes_and_forces_it_whatever_its_state(self, conn: Connection, clock: Clock) -> None:
+        assert (close_breaker(conn), events(conn)) == (False, [])
         stormy(conn)
         since = stats(conn)["breaker_since"]
         clock.advance(5)
-        assert close_breaker(conn)
-        assert not close_breaker(conn)
+        assert [close_breaker(conn), close_breaker(conn)] == [True, False]
         data = value(conn, "select data from bartleby.events where type like '%%closed'")
         opened_at = value(conn, "select %s::timestamptz", data.pop("opened_at"))
         assert (opened_at, data) == (since, {"cause": "ConnectionError", "actor": "me", "reason": "fixed"})
-        assert len(claim(conn, 100).messages) == 20
-
-    def test_forced_it_hands_out_nothing_until_it_is_closed(self, conn: Connection, clock: Clock) -> None:
-        send_count(conn, 3)
-        assert force_breaker(conn)
-        assert not force_breaker(conn)
+        assert [force_breaker(conn), force_breaker(conn)] == [True, False]
         found = stats(conn)
-        assert (found["breaker"], found["next_probe_at"], idle(conn)) == ("forced", None, 1)
-        assert found["breaker_cause"] == "forced by me: migration"
+        assert (found["breaker_cause"], found["next_probe_at"], idle(conn)) == ("forced by me: migration", None, 1)
         for _ in range(5):
             clock.advance(1000)
             assert claim(conn).messages == []
         assert not open_breaker(conn)
         assert close_breaker(conn)
-        assert len(claim(conn, 9).messages) == 3
-        assert events(conn) == ["opened", "closed"]
-
-    def test_open_or_disabled_one_can_be_forced(self, conn: Connection, clock: Clock) -> None:
-        stormy(conn)
+        clock.advance(1)
+        assert open_breaker(conn, over="0")
         assert force_breaker(conn)
         clock.advance(100)
-        assert (state(conn), claim(conn).messages, events(conn)) == ("forced", [], ["opened"])
-        close_breaker(conn)
-        assert events(conn) == ["opened", "closed"]
+        assert (state(conn), claim(conn).messages, close_breaker(conn)) == ("forced", [], True)
+        assert events(conn) == ["opened", "closed"] * 3, "forcing an open one is no second opening"
         create(conn, "q", breaker="off")
         force_breaker(conn)
         create(conn, "q", breaker="off")
         assert state(conn) == "forced"
         close_breaker(conn)
         assert state(conn) == "off"
+        assert len(claim(conn, 100).messages) == 20
 
     def test_probe_that_is_out_when_an_operator_decides_is_a_plain_lease(self, conn: Connection, clock: Clock) -> None:
         stormy(conn)
@@ -493,30 +446,28 @@ class TestOperators:
                     assert state(conn) == "closed", outcome
 
 
-@pytest.mark.parametrize("missed", ["nothing", "policy", "closing"])
-def test_third_probe_that_is_settled_in_an_old_snapshot(
-    conn: Connection, clock: Clock, connect: Connect, missed: str
-) -> None:
+def test_third_probe_that_is_settled_in_an_old_snapshot(conn: Connection, clock: Clock, connect: Connect) -> None:
     """A missed policy leaves the closing to the next probe, a missed closing is a serialization failure."""
-    stormy(conn)
-    ack(conn, probe(conn, clock).lease)
-    ack(conn, claim(conn).lease)
-    third = claim(conn)
+    send_count(conn, 20)
     worker = connect(autocommit=False)
-    worker.execute("set transaction isolation level repeatable read")
-    worker.execute("select 1 from bartleby.queue")
-    if missed == "closing":
-        close_breaker(conn)
-        with pytest.raises(psycopg.errors.SerializationFailure):
-            ack(worker, third.lease)
-        worker.rollback()
-        assert ack(conn, third.lease) == 1
-        return
-    if missed == "policy":
-        create(conn, "q", max_attempts=7)
-    ack(worker, third.lease)
-    worker.commit()
-    if missed == "policy":
-        assert (state(conn), value(conn, "select passed from bartleby.breaker")) == ("open", 3)
+    for missed in ("policy", "closing"):
+        clock.advance(1)
+        assert open_breaker(conn, over="0")
+        ack(conn, probe(conn, clock).lease)
         ack(conn, claim(conn).lease)
-    assert state(conn) == "closed"
+        third = claim(conn)
+        worker.execute("set transaction isolation level repeatable read")
+        worker.execute("select 1 from bartleby.queue")
+        if missed == "policy":
+            create(conn, "q", max_attempts=7)
+            ack(worker, third.lease)
+            worker.commit()
+            assert (state(conn), value(conn, "select passed from bartleby.breaker")) == ("open", 3)
+            ack(conn, claim(conn).lease)
+            assert state(conn) == "closed"
+        else:
+            close_breaker(conn)
+            with refused("40001"):
+                ack(worker, third.lease)
+            worker.rollback()
+            assert ack(conn, third.lease) == 1

@@ -27,10 +27,7 @@ from tests.kit.sql import (
 )
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 def test_messages_come_in_order_and_once_under_leases_of_their_own(conn: Connection) -> None:

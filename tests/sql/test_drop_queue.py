@@ -28,10 +28,7 @@ from tests.kit.sql import (
 )
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 def drop(conn: Connection, force: bool = True) -> None:

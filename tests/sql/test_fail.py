@@ -29,10 +29,7 @@ from tests.kit.sql import (
 )
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 def claimed(conn: Connection, count: int = 3, queue: str = "q") -> Claim:

@@ -5,10 +5,7 @@ import pytest
 from tests.kit.sql import Connect, Connection, claim, column, create, fail_all, refused, row, send, value, waiting
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 def mark(conn: Connection, key: str | None = "id:1", consumer: str | None = "c", queue: str = "q") -> bool:

@@ -29,10 +29,7 @@ OVER = ("bartleby", "queue.resume", "the pause is over")
 NOT_YET = ("ben", "queue.pause", "not yet")
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 def pause(conn: Connection, minutes: float = 30, queue: str = "q") -> None:

@@ -98,10 +98,7 @@ GOOD: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"backoff": "quadratic"}, {"jitter": "none"}),
     ({"backoff": "none"}, {"jitter": "none"}),
     ({"backoff": "fixed", "jitter": "full"}, {}),
-    (
-        {"backoff": "schedule", "schedule": [1, "5 minutes"]},
-        {"schedule": ["00:00:01", "00:05:00"], "jitter": "none"},
-    ),
+    ({"backoff": "schedule", "schedule": [1, "5 minutes"]}, {"schedule": ["00:00:01", "00:05:00"], "jitter": "none"}),
     ({"give_up_after": "1 hour", "retention": 0}, {"give_up_after": "01:00:00", "retention": "00:00:00"}),
 ]
 BAD: dict[str, list[Any]] = {

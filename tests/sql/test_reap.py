@@ -26,10 +26,7 @@ from tests.kit.sql import (
 )
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 def lapse(conn: Connection, clock: Clock) -> list[str]:

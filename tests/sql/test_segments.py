@@ -26,10 +26,7 @@ from tests.kit.sql import (
 LARGE = 67108864
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 def turn(conn: Connection, size: int = LARGE) -> str:

@@ -27,10 +27,7 @@ from tests.kit.sql import (
 )
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 def send_many(conn: Connection, *messages: Any, queue: str = "q") -> list[int]:

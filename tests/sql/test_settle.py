@@ -40,10 +40,7 @@ SETTLEMENTS: dict[str, Callable[[Connection, Claim], object]] = {
 }
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 def extend(conn: Connection, *leases: int, lease: str = "1 minute") -> None:

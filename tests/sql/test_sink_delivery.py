@@ -8,17 +8,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.kit.clock import Clock
-from tests.kit.events import (
-    about,
-    audited,
-    documents,
-    everything,
-    kinds,
-    put_sink,
-    received,
-    report,
-    sink_of,
-)
+from tests.kit.events import about, audited, documents, everything, kinds, put_sink, received, report, sink_of
 from tests.kit.plans import bury, change, die, die_of, started, steps
 from tests.kit.refusals import check_refusals
 from tests.kit.sql import (
@@ -41,10 +31,7 @@ DAY = 86400.0
 LONG_AGO, AT_LAST = "-infinity", "infinity"
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 def refuse(conn: Connection, told: list[Row], sink: str = "bus", why: str = "too large") -> int:

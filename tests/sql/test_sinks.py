@@ -10,16 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.kit.clock import Clock
-from tests.kit.events import (
-    about,
-    audited,
-    kinds,
-    put_sink,
-    received,
-    remove_sink,
-    report,
-    sink_of,
-)
+from tests.kit.events import about, audited, kinds, put_sink, received, remove_sink, report, sink_of
 from tests.kit.plans import bury, change, command, die, events, started
 from tests.kit.refusals import check_refusals, check_refused_queries
 from tests.kit.sql import (
@@ -44,10 +35,7 @@ DAY = 86400.0
 LONG_AGO, AT_LAST = "-infinity", "infinity"
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 def refuse(conn: Connection, told: list[Row], sink: str = "bus", why: str = "too large") -> int:

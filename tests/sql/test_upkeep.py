@@ -41,10 +41,7 @@ KINDS = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 class TestDuty:

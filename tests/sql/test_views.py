@@ -22,10 +22,7 @@ from tests.kit.sql import (
 )
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 def numbers(conn: Connection, queue: str = "q") -> tuple[int, ...]:

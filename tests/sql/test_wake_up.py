@@ -26,10 +26,7 @@ SECOND = timedelta(seconds=1)
 LONG = timedelta(seconds=30)
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn)
-    return conn
+pytestmark = pytest.mark.usefixtures("q")
 
 
 @pytest.fixture
