@@ -53,6 +53,12 @@ def report(conn: Connection, published: int = 0, failures: int = 0, error: str |
     return value(conn, "select bartleby.report_sink(%s, %s, %s, %s)", sink, published, failures, error)
 
 
+def refuse(conn: Connection, told: list[Row], sink: str = "bus") -> int:
+    """Record that the sink refused these events."""
+    refusals = [{"id": each["id"], "error_type": "Refused", "error": "too large", "worker": "relay-1"} for each in told]
+    return int(value(conn, "select bartleby.refuse_events(%s, %s)", sink, Jsonb(refusals)))
+
+
 def documents(conn: Connection, references: list[Row], sink: str = "bus") -> list[Row]:
     """The CloudEvents that references stand for; every one is as the schema has it."""
     texts = column(conn, "select document::text from bartleby.cloud_events(%s, %s)", sink, Jsonb(references))

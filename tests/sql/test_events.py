@@ -31,13 +31,7 @@ class TestLetters:
         create(conn, "q", max_attempts=2, backoff="none")
         sent = send(conn, {"a": 1}, key="order-7", generation=3)
         fail_all(conn, claim(conn, worker="host-1"))
-        known = {
-            "error_type": "KeyError",
-            "error": "'b'",
-            "fingerprint": "f1",
-            "worker_version": "1.2",
-            "handler": "ship",
-        }
+        known = {"error_type": "KeyError", "error": "'b'", "fingerprint": "f1", "worker_version": "2", "handler": "h"}
         fail_all(conn, claim(conn, worker="host-2"), **known)
         (told,) = everything(conn, kind="dead_letter")
         letter = rows(conn, "select * from bartleby.dead_letter")[0]
@@ -52,8 +46,8 @@ class TestLetters:
         times = ("created_at", "first_failed_at", "dead_at")
         assert told["data"] == known | {
             "message_id": sent, "queue": "q", "status": "dead", "cycle": 1, "reason": "exhausted", "attempts": 2,
-            "crashes": 0, "group_id": value(conn, "select id from bartleby.groups"), "worker": "host-2", "key": "order-7",
-            "generation": 3, **{name: f"{letter[name]:%Y-%m-%dT%H:%M:%S.%fZ}" for name in times},
+            "crashes": 0, "group_id": value(conn, "select id from bartleby.groups"), "worker": "host-2",
+            "generation": 3, "key": "order-7", **{name: f"{letter[name]:%Y-%m-%dT%H:%M:%S.%fZ}" for name in times},
         }  # fmt: skip
 
     def test_unknown_fields_are_left_out_and_long_errors_cut(self, conn: Connection) -> None:
@@ -86,8 +80,9 @@ class TestLetters:
         work_all(conn, "other")
         told = everything(conn, kind="dead_letter")
         assert about(told, sent) == [
-            ("created", "1", 1), ("discarded", "2", 1), ("restored", "3", 1), ("replayed", "4", 1), ("died_again", "5", 2),
-            ("replayed", "6", 2), ("died_again", "7", 3), ("replayed", "8", 3), ("resolved", "9", 3),
+            ("created", "1", 1), ("discarded", "2", 1), ("restored", "3", 1), ("replayed", "4", 1),
+            ("died_again", "5", 2), ("replayed", "6", 2), ("died_again", "7", 3), ("replayed", "8", 3),
+            ("resolved", "9", 3),
         ]  # fmt: skip
         said = ("actor", "comment", "replay_id", "fingerprint")
         found = [{name: each["data"][name] for name in said if name in each["data"]} for each in told]
