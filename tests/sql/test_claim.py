@@ -7,13 +7,9 @@ from tests.kit.sql import (
     Connect,
     Connection,
     Row,
-    ack,
     claim,
-    column,
     create,
     drain,
-    fail_all,
-    reap,
     refused,
     release,
     row,
@@ -21,11 +17,8 @@ from tests.kit.sql import (
     send,
     send_count,
     snapshot_of_everything,
-    stats,
     value,
-    waiting,
 )
-
 
 pytestmark = pytest.mark.usefixtures("q")
 
@@ -70,16 +63,14 @@ def test_claim_out_of_bounds_or_of_an_old_snapshot_is_refused(conn: Connection) 
     assert claim(conn, 10000).payloads == [1]
 
 
-def test_claims_wait_for_each_other_in_one_queue_only(connect: Connect, conn: Connection) -> None:
+def test_claim_does_not_wait_for_one_of_another_queue(connect: Connect, conn: Connection) -> None:
     create(conn, "other")
-    one, two = connect(autocommit=False), connect()
-    send_count(conn, 4)
+    send_count(conn, 2)
     send(conn, 5, "other")
-    first = claim(one, 2)
+    under_way = connect(autocommit=False)
+    assert claim(under_way).payloads == [1]
+    conn.execute("set lock_timeout = '1s'")
     assert claim(conn, queue="other").payloads == [5]
-    with waiting(conn, two, lambda conn: claim(conn, 2), for_whom=one) as second:
-        one.commit()
-        assert (first.payloads, second.result().payloads) == ([1, 2], [3, 4])
 
 
 def test_one_claim_has_at_most_32_mebibytes_or_one_message(conn: Connection, clock: Clock) -> None:
@@ -108,22 +99,6 @@ def claim_all(conn: Connection) -> list[int]:
     return counts
 
 
-def test_suspect_is_leased_alone(conn: Connection, clock: Clock) -> None:
-    send_count(conn, 3)
-    claim(conn, 3)
-    clock.advance(61)
-    assert [found["outcome"] for found in reap(conn)] == ["released"]
-    send(conn, "innocent")
-    send(conn, "too")
-    clock.advance(1)
-    batches = []
-    while claimed := claim(conn, 10).messages:
-        batches.append([(message["payload"], message["solo"]) for message in claimed])
-    assert sorted(batch for batch in batches if batch[0][1]) == [[(1, True)], [(2, True)], [(3, True)]]
-    others = [message for batch in batches for message in batch if not message[1]]
-    assert others == [("innocent", False), ("too", False)]
-
-
 def test_due_messages_come_in_the_order_of_their_time_after_ready_ones(conn: Connection, clock: Clock) -> None:
     clock.stop()
     for delay in (30, 10, 20):
@@ -137,17 +112,6 @@ def test_due_messages_come_in_the_order_of_their_time_after_ready_ones(conn: Con
         arrived += [(payload, second) for payload in claim(conn, 10).payloads]
         clock.advance(1)
     assert arrived == [("ready", 0), (10, 11), (20, 21), (30, 31)]
-
-
-def test_more_due_messages_than_a_claim_takes_come_in_several(conn: Connection, clock: Clock) -> None:
-    ids = column(conn, "select bartleby.send('q', to_jsonb(n), p_delay => '1 second') from generate_series(1, 25) n")
-    clock.advance(2)
-    found = []
-    while claimed := claim(conn, 4).ids:
-        assert len(claimed) <= 4
-        found += claimed
-    assert found == ids
-    assert stats(conn)["deferred"] == 0
 
 
 def test_polling_takes_no_transaction_id(connect: Connect, conn: Connection, clock: Clock) -> None:
@@ -193,101 +157,29 @@ def reader(conn: Connection, queue: str = "q") -> Row:
     )
 
 
-class TestOpenTransactions:
-    """A sender that is still open leaves a hole, which the reader passes and comes back to."""
-
-    @pytest.mark.parametrize("prepared", [False, True])
-    def test_open_sender_holds_back_only_its_own(self, connect: Connect, conn: Connection, prepared: bool) -> None:
-        sender = connect(autocommit=False)
-        send(sender, "late")
-        if prepared:
-            sender.execute("prepare transaction 'late'")
-            sender.rollback()
-        send_count(conn, 500)
-        assert drain(conn) == list(range(1, 501))
-        assert drain(conn) == []
-        if prepared:
-            conn.execute("commit prepared 'late'")
-        else:
-            sender.commit()
-        assert claim(conn).payloads == ["late"]
-
-    def test_delayed_message_committed_after_the_mark_passed_it_comes_next(
-        self, connect: Connect, conn: Connection, clock: Clock
-    ) -> None:
-        send_count(conn, 2)
-        slow, fast = claim(conn), claim(conn)
-        sender = connect(autocommit=False)
-        send(sender, "late", delay="1 second")
-        fail_all(sender, slow, delay=1)
-        send(conn, "early", delay="2 seconds")
-        fail_all(conn, fast, delay=2)
-        clock.advance(5)
-        assert claim(conn, 10).payloads == ["early", 2]
-        assert claim(conn, 10).payloads == []
-        sender.commit()
-        assert sorted(claim(conn, 10).payloads, key=str) == [1, "late"]
-
-    def test_rolled_back_sender_whose_hole_was_passed_leaves_nothing(self, connect: Connect, conn: Connection) -> None:
-        sender = connect(autocommit=False)
-        send(sender, "never")
-        send_count(conn, 10)
-        assert len(drain(conn)) == 10
-        sender.rollback()
-        for _ in range(4):
-            assert claim(conn).messages == []
-        state = reader(conn)
-        assert (state["holes"], state["young"], state["owners"], state["parked"]) == (None, None, None, None)
-        assert value(conn, "select count(*) from bartleby.hole") == 0
-
-    def test_rollbacks_beside_an_open_transaction_do_not_make_the_state_grow(
-        self, connect: Connect, conn: Connection, clock: Clock
-    ) -> None:
-        clock.stop()
-        long, short = connect(autocommit=False), connect(autocommit=False)
-        send(long, "long")
-        sizes = []
-        arrived = []
-        for n in range(200):
-            send(short, "never")
-            short.rollback()
-            send(conn, n)
-            arrived += drain(conn)
-            clock.advance(0.05)
-            sizes.append(reader(conn)["size"])
-        assert max(sizes) < 3000
-        assert max(sizes[100:]) <= 1.3 * max(sizes[:100])
-        assert value(conn, "select count(*) from bartleby.hole") > 0
-        send(long, "longer")
-        long.commit()
-        for _ in range(30):
-            arrived += drain(conn)
-        assert sorted(map(str, arrived)) == sorted(map(str, [*range(200), "long", "longer"]))
-        assert value(conn, "select count(*) from bartleby.hole") == 0
-
-    def test_many_positions_of_one_slow_transaction_all_come(self, connect: Connect, conn: Connection) -> None:
-        sender = connect(autocommit=False)
-        for n in range(300):
-            send(sender, n)
-            if n % 3 == 0:
-                send(conn, "between")
-        assert len(drain(conn, limit=10)) == 100
-        sender.commit()
-        assert drain(conn, limit=10) == list(range(300))
-
-    def test_claims_in_a_transaction_that_has_written_skip_nothing(self, connect: Connect, conn: Connection) -> None:
-        conn.execute("create table public.outcome (payload jsonb)")
-        sender = connect(autocommit=False)
-        send(sender, "late")
-        send_count(conn, 5)
-        found = []
-        for turn in range(6):
-            with conn.transaction():
-                conn.execute("insert into public.outcome values ('null')")
-                claimed = claim(conn, 2)
-                if claimed.messages:
-                    found += claimed.payloads
-                    ack(conn, claimed.lease)
-            if turn == 4:
-                sender.commit()
-        assert sorted(map(str, found)) == ["1", "2", "3", "4", "5", "late"]
+def test_rollbacks_beside_an_open_transaction_do_not_make_the_state_grow(
+    connect: Connect, conn: Connection, clock: Clock
+) -> None:
+    clock.stop()
+    long, short = connect(autocommit=False), connect(autocommit=False)
+    send(long, "long")
+    sizes = []
+    arrived = []
+    for n in range(200):
+        send(short, "never")
+        short.rollback()
+        send(conn, n)
+        arrived += drain(conn)
+        clock.advance(0.05)
+        sizes.append(reader(conn)["size"])
+    assert max(sizes) < 3000
+    assert max(sizes[100:]) <= 1.3 * max(sizes[:100])
+    assert value(conn, "select count(*) from bartleby.hole") > 0
+    send(long, "longer")
+    long.commit()
+    for _ in range(30):
+        arrived += drain(conn)
+    assert sorted(map(str, arrived)) == sorted(map(str, [*range(200), "long", "longer"]))
+    assert value(conn, "select count(*) from bartleby.hole") == 0
+    state = reader(conn)
+    assert [state[name] for name in ("holes", "young", "owners", "parked")] == [None] * 4

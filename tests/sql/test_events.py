@@ -166,16 +166,6 @@ class TestOtherEvents:
             {**owned, "state": "regressed"},
         ]
 
-    def test_retention_reports_how_many_it_removed(self, conn: Connection, clock: Clock) -> None:
-        create(conn, "q", retention="20 days", payload_retention="1 day")
-        die(conn, 3)
-        for days in (2, 20):
-            clock.advance(days * 86400)
-            conn.execute("select bartleby.prune()")
-        told = everything(conn, kind="expired")
-        assert kinds(told) == ["dead_letter.payload_expired", "dead_letter.expired"]
-        assert {(each["subject"], each["data"]["unresolved"]) for each in told} == {("queue/q", 3)}
-
     def test_events_of_a_dropped_queue_are_kept(self, conn: Connection) -> None:
         put_sink(conn)
         (sent,) = die(conn)

@@ -4,22 +4,14 @@ import pytest
 
 from tests.kit.clock import Clock
 from tests.kit.sql import (
-    Claim,
     Connect,
     Connection,
-    ack,
     claim,
     column,
-    create,
     drain,
-    fail,
     fail_all,
-    reject,
-    release,
-    rows,
     send,
     send_count,
-    stats,
     value,
 )
 
@@ -80,50 +72,6 @@ def test_settled_segments_are_truncated_as_the_ring_turns(conn: Connection) -> N
     assert value(conn, "select count(*) from bartleby.log") == 0
 
 
-def test_unsettled_messages_are_carried_over_under_their_positions(
-    connect: Connect, conn: Connection, clock: Clock
-) -> None:
-    """Ready, leased, passed and parked: every unsettled message is still there, and can be settled."""
-    for name in ("slow", "paused"):
-        create(conn, name)
-        send_count(conn, 5, name)
-    conn.execute("select bartleby.pause_queue('paused')")
-    held = claim(conn, 4, "slow")
-    parked, passed = connect(autocommit=False), connect(autocommit=False)
-    send(parked, "parked")
-    send_count(conn, 20)
-    assert len(drain(conn)) == 20
-    for _ in range(3):
-        clock.advance(2)
-        claim(conn)
-    send(passed, "passed")
-    send_count(conn, 20)
-    assert len(drain(conn)) == 20
-    for sender in (parked, passed):
-        sender.commit()
-    living = "select queue, position, message_id, state, payload from bartleby.messages order by 1, 2"
-    before = rows(conn, living)
-    assert len(before) == 12
-    turn(conn, 0)
-    turn_until_empty(conn)
-    assert rows(conn, living) == before
-    settle_each_way(conn, held)
-    clock.advance(1)
-    assert sorted(drain(conn, "slow")) == [2, 4, 5]
-    assert column(conn, "select payload from bartleby.dead_letters") == [3]
-    conn.execute("select bartleby.resume_queue('paused')")
-    assert drain(conn, "paused") == [1, 2, 3, 4, 5]
-    assert sorted(drain(conn)) == ["parked", "passed"]
-
-
-def settle_each_way(conn: Connection, held: Claim) -> None:
-    first, second, third, fourth = held.positions
-    ack(conn, held.lease, [first])
-    release(conn, held.lease, [second])
-    reject(conn, held.lease, third, "unacceptable")
-    fail(conn, held.lease, {"position": fourth, "delay": 0})
-
-
 def test_message_keeps_all_its_columns_when_carried_over(conn: Connection, clock: Clock) -> None:
     send(conn, 1, headers={"h": 1}, key="k", generation=3, max_attempts=9)
     send(conn, "x" * 5000)
@@ -161,23 +109,16 @@ def test_long_backlog_is_not_copied_round_and_round(conn: Connection) -> None:
     turn_until_empty(conn, slot)
 
 
-@pytest.mark.parametrize("prepared", [False, True])
-def test_open_sender_delays_the_truncation_and_loses_nothing(
-    connect: Connect, conn: Connection, prepared: bool
-) -> None:
+def test_prepared_sender_delays_the_truncation_and_loses_nothing(connect: Connect, conn: Connection) -> None:
     sender = connect(autocommit=False)
     send(sender, "late")
-    if prepared:
-        sender.execute("prepare transaction 'slow'")
-        sender.rollback()
+    sender.execute("prepare transaction 'slow'")
+    sender.rollback()
     send_count(conn, 10)
     drain(conn)
     turn(conn, 0)
     assert_turns_give_way(conn, "0 is locked", "0 waits")
-    if prepared:
-        conn.execute("commit prepared 'slow'")
-    else:
-        sender.commit()
+    conn.execute("commit prepared 'slow'")
     turn_until_empty(conn)
     assert drain(conn) == ["late"]
 
@@ -195,22 +136,6 @@ def test_reader_of_the_log_delays_only_the_truncation(connect: Connect, conn: Co
     turn_until_empty(conn)
 
 
-def test_open_snapshot_sees_every_message_and_delays_only_the_truncation(connect: Connect, conn: Connection) -> None:
-    send_count(conn, 10)
-    ack(conn, claim(conn, 5).lease)
-    dump = connect(autocommit=False)
-    dump.execute("set transaction isolation level repeatable read")
-    dump.execute("select 1 from bartleby.queue")
-    turn(conn, 0)
-    assert_turns_give_way(conn, "0 waits for an older snapshot")
-    assert value(dump, "select count(*) from bartleby.log") == 10
-    assert column(dump, "select payload from bartleby.messages order by position") == [6, 7, 8, 9, 10]
-    send(conn, 11)
-    assert drain(conn) == [6, 7, 8, 9, 10, 11]
-    dump.rollback()
-    turn_until_empty(conn)
-
-
 @pytest.mark.own_database
 def test_nothing_is_carried_over_while_an_old_snapshot_is_open(conn: Connection, connect: Connect) -> None:
     send_count(conn, 3)
@@ -224,27 +149,3 @@ def test_nothing_is_carried_over_while_an_old_snapshot_is_open(conn: Connection,
     reader.rollback()
     assert turn(conn) == "0: 3 carried over"
     assert drain(conn) == [1, 2, 3]
-
-
-def test_turning_while_messages_come_and_go_loses_none(conn: Connection, clock: Clock) -> None:
-    create(conn, "slow")
-    sent: list[int] = []
-    done: list[int] = []
-    for n in range(60):
-        sent += send_count(conn, 5, "q" if n % 3 else "slow")
-        claimed = claim(conn, 4)
-        if claimed.messages:
-            if n % 4:
-                done += claimed.ids
-                ack(conn, claimed.lease)
-            else:
-                fail_all(conn, claimed, delay=3)
-        turn(conn, 0 if n % 5 == 0 else LARGE)
-        clock.advance(1)
-    clock.advance(100)
-    for queue in ("q", "slow"):
-        while (claimed := claim(conn, 100, queue)).messages:
-            done += claimed.ids
-            ack(conn, claimed.lease)
-    assert sorted(done) == sent
-    assert stats(conn)["ready"] == stats(conn, "slow")["ready"] == 0

@@ -23,9 +23,7 @@ from tests.kit.sql import (
     snapshot_of_everything,
     stats,
     value,
-    waiting,
 )
-
 
 pytestmark = pytest.mark.usefixtures("q")
 
@@ -40,26 +38,12 @@ def test_message_is_visible_on_commit_and_discarded_on_rollback(conn: Connection
     send(sender, 2, delay="1 second")
     send_count(sender, 3)
     sender.rollback()
-    assert claim(conn).messages == []
-    assert column(conn, "select payload from bartleby.messages") == []
+    assert column(conn, "select payload from bartleby.messages") == claim(conn).messages == []
     assert value(conn, "select count(*) from bartleby.unique_key") == 0
     sent = send(sender, {"n": 1})
     assert claim(conn).messages == []
     sender.commit()
     assert claim(conn).ids == [sent]
-
-
-def test_rollback_to_a_savepoint_discards_only_later_messages(conn: Connection) -> None:
-    with conn.transaction():
-        send(conn, 1)
-        with conn.transaction(force_rollback=True):
-            send(conn, 2)
-        send(conn, 3)
-        with refused("ZB001"), conn.transaction():
-            send(conn, 4)
-            send(conn, 5, queue="nowhere")
-        send(conn, 6)
-    assert drain(conn) == [1, 3, 6]
 
 
 def test_message_arrives_as_it_was_sent(conn: Connection, clock: Clock) -> None:
@@ -245,17 +229,6 @@ def test_key_may_have_500_characters_of_any_kind(conn: Connection) -> None:
         assert claim(conn).one["key"] == key
 
 
-def test_delayed_message_arrives_when_its_delay_is_over(conn: Connection, clock: Clock) -> None:
-    clock.stop()
-    sent = send(conn, 1, delay="90 seconds")
-    send(conn, 2, delay="0 seconds")
-    assert claim(conn, 9).payloads == [2]
-    clock.advance(89.9)
-    assert claim(conn).messages == []
-    clock.advance(0.2)
-    assert claim(conn).ids == [sent]
-
-
 def test_every_isolation_level_can_send_but_not_a_read_only_transaction(connect: Connect, conn: Connection) -> None:
     for level in ("repeatable read", "serializable"):
         sender = connect()
@@ -268,22 +241,6 @@ def test_every_isolation_level_can_send_but_not_a_read_only_transaction(connect:
         conn.execute("set transaction read only")
         send(conn, 1)
     assert len(drain(conn)) == 4
-
-
-def test_messages_of_senders_that_commit_in_reverse_order_arrive_once_each(connect: Connect, conn: Connection) -> None:
-    one, two = connect(autocommit=False), connect(autocommit=False)
-    send(one, 1)
-    send(two, 2)
-    send(one, 3)
-    two.commit()
-    first = claim(conn, 10)
-    one.commit()
-    second = claim(conn, 10)
-    assert sorted(first.payloads + second.payloads) == [1, 2, 3]
-    for claimed in (first, second):
-        if claimed.messages:
-            ack(conn, claimed.lease)
-    assert rows(conn, "select * from bartleby.messages") == []
 
 
 def test_second_send_of_a_unique_key_returns_the_first_id_until_it_lapses(conn: Connection, clock: Clock) -> None:
@@ -315,20 +272,3 @@ def test_reaping_deletes_unique_keys_whose_time_is_over(conn: Connection, clock:
     clock.advance(3600)
     reap(conn)
     assert column(conn, "select key from bartleby.unique_key") == ["long"]
-
-
-@pytest.mark.parametrize("commits", [True, False])
-def test_concurrent_send_of_a_unique_key_waits_for_the_first(connect: Connect, conn: Connection, commits: bool) -> None:
-    first, second = connect(autocommit=False), connect()
-    sent = send(first, 1, key="k", unique_for="1 hour")
-
-    def again(conn: Connection) -> int:
-        return send(conn, 2, key="k", unique_for="1 hour")
-
-    with waiting(conn, second, again, for_whom=first) as under_way:
-        if commits:
-            first.commit()
-        else:
-            first.rollback()
-        assert (under_way.result() == sent) is commits
-    assert drain(conn) == [1 if commits else 2]

@@ -4,13 +4,11 @@ import pytest
 
 from tests.kit.clock import Clock, move_clock
 from tests.kit.sql import (
-    Connect,
     Connection,
     ack,
     claim,
     column,
     create,
-    drain,
     fail_all,
     reap,
     release,
@@ -20,7 +18,6 @@ from tests.kit.sql import (
     stats,
     value,
 )
-
 
 pytestmark = pytest.mark.usefixtures("q")
 
@@ -84,30 +81,6 @@ def test_every_living_message_is_listed_once_with_its_state(conn: Connection) ->
         {"payload": 4, "state": "ready", **none},
         {"payload": 5, "state": "deferred", **none},
     ]
-
-
-def test_message_that_claims_have_passed_is_ready_once_committed(connect: Connect, conn: Connection) -> None:
-    slow = connect(autocommit=False)
-    send(slow, "late")
-    send(conn, 2)
-    assert drain(conn) == [2]
-    assert stats(conn)["ready"] == 0
-    assert rows(conn, "select * from bartleby.messages") == []
-    slow.commit()
-    assert rows(conn, "select payload, state from bartleby.messages") == [{"payload": "late", "state": "ready"}]
-    assert stats(conn)["ready"] == 1
-    assert stats(conn)["oldest_ready_at"] is not None
-    assert drain(conn) == ["late"]
-    assert stats(conn)["ready"] == 0
-
-
-def test_message_that_was_rolled_back_is_not_ready_for_ever(connect: Connect, conn: Connection, clock: Clock) -> None:
-    sender = connect(autocommit=False)
-    send(sender, 1)
-    sender.rollback()
-    clock.advance(2)
-    assert claim(conn).messages == []
-    assert numbers(conn) == (0, 0, 0, 0, 0)
 
 
 def test_groups_count_what_is_dead_and_show_the_latest_error(conn: Connection, clock: Clock) -> None:

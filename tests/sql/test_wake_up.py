@@ -172,18 +172,6 @@ def test_every_verb_that_brings_a_message_wakes_a_worker(conn: Connection, worke
         assert heard(conn, worker) == notifications, verb
 
 
-def test_prepared_sender_does_without_notification(connect: Connect, conn: Connection, worker: Connection) -> None:
-    """PostgreSQL cannot prepare a transaction that notifies."""
-    idle(worker)
-    sender = connect(autocommit=False)
-    sender.execute("set bartleby.notify = off")
-    send(sender, 1)
-    sender.execute("prepare transaction 'two phases'")
-    conn.execute("commit prepared 'two phases'")
-    assert heard(conn, worker) == 0
-    assert claim(worker).payloads == [1]
-
-
 def test_sender_that_stays_open_or_rolled_back_does_not_keep_workers_awake(
     connect: Connect, conn: Connection, clock: Clock
 ) -> None:
@@ -199,13 +187,3 @@ def test_sender_that_stays_open_or_rolled_back_does_not_keep_workers_awake(
     sender.commit()
     assert claim(conn).payloads == [1]
     assert idle(conn) == LONG
-
-
-def test_workers_of_a_paused_queue_sleep_until_it_is_resumed(conn: Connection, worker: Connection) -> None:
-    send_count(conn, 3)
-    conn.execute("select bartleby.pause_queue('q')")
-    assert idle(conn) == SECOND
-    assert heard(conn, worker) == 0
-    conn.execute("select bartleby.resume_queue('q')")
-    assert heard(conn, worker) == 1
-    assert drain(conn) == [1, 2, 3]

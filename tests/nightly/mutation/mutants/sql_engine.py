@@ -35,8 +35,7 @@ MUTANTS = [
         "sql/due.sql",
         "    v_late := v_late + bartleby.running_below_me(v_snapshot);\n",
         "",
-        "tests/sql/test_claim.py::TestOpenTransactions::"
-        "test_delayed_message_committed_after_the_mark_passed_it_comes_next",
+        "tests/property/test_deferred_races.py::test_delayed_send_that_commits_behind_the_mark_is_found",
     ),
     Mutant(
         "a compressed payload passes for small",
@@ -134,7 +133,7 @@ MUTANTS = [
         "sql/reap.sql",
         "\n    when p_lease.unconfirmed then 'it never began to run' end;",
         " end;",
-        REAP + "suspect_that_never_started_is_not_charged",
+        REAP + "suspect_is_charged_only_if_it_had_started",
     ),
     Mutant(
         "a lapsed lease can start",
@@ -198,7 +197,7 @@ MUTANTS = [
         "sql/segments.sql",
         "elsif bartleby.has_snapshot_before(v_settled_at) then",
         "elsif false then",
-        SEGMENTS + "open_snapshot_sees_every_message_and_delays_only_the_truncation",
+        "tests/property/test_segment_races.py::test_dump_that_began_before_a_turn_sees_every_message",
     ),
     Mutant(
         "a release wakes no worker",
@@ -219,14 +218,14 @@ MUTANTS = [
         "sql/spool.sql",
         "where l.id = v_lease_id and l.worker = p_entry ->> 'worker' and l.pending",
         "where l.id = v_lease_id and l.pending",
-        SPOOL + "failure_of_an_undone_settled_or_foreign_lease_settles_nothing",
+        SPOOL + "late_or_foreign_failure_adds_only_evidence_and_nothing_that_was_erased",
     ),
     Mutant(
         "a spooled failure brings erased texts back",
         "sql/spool.sql",
         "    error = case when not v_erased then bartleby.bounded(p_failure ->> 'error') end,\n",
         "    error = bartleby.bounded(p_failure ->> 'error'),\n",
-        SPOOL + "erased_texts_do_not_come_back",
+        SPOOL + "late_or_foreign_failure_adds_only_evidence_and_nothing_that_was_erased",
     ),
     Mutant(
         "a mark of one consumer holds for all",
