@@ -4,8 +4,9 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from tests.kit import sql
 from tests.kit.events import NOT_TOLD
-from tests.kit.sql import Connection, Row, column, rows, value
+from tests.kit.sql import Claim, Connection, Row, column, rows, value
 
 QUEUE, SIBLING = "jobs", "jobs_dlq"
 
@@ -57,3 +58,48 @@ def agrees(conn: Connection) -> None:
     assert sorted(map(repr, inside(conn, SIBLING))) == sorted(map(repr, column(conn, dead)))
     counted = "select coalesce(sum(letters), 0) from bartleby.letter_counts"
     assert value(conn, counted) == value(conn, "select count(*) from bartleby.dead_letter")
+
+
+def dead(conn: Connection, *payloads: Any, **policy: Any) -> list[int]:
+    """Letters of these payloads; their ids."""
+    made(conn, **({"max_attempts": 1} | policy))
+    sent = put(conn, *payloads)
+    read(conn)
+    for msg_id in sent:
+        fail(conn, msg_id, fingerprint="f")
+    assert read(conn) == inside(conn) == []
+    return column(conn, "select message_id from bartleby.dead_letters order by 1")
+
+
+def change(conn: Connection, verb: str, *ids: int) -> list[str]:
+    return column(conn, f"select outcome from bartleby.{verb}(%s, 'ann', 'why not')", list(ids))
+
+
+def replay(conn: Connection, *ids: int) -> None:
+    assert column(conn, "select bartleby.replay(%s, 'ann', 'fixed')", list(ids)) == list(ids)
+
+
+def replay_by_plan(conn: Connection, *ids: int, **options: Any) -> None:
+    """Make a plan, start it, and take its first step."""
+    query = "select bartleby.plan_replay(null, 'ann', 'fixed', p_ids => %s, p_options => %s)"
+    plan = value(conn, query, list(ids), Jsonb(options))
+    conn.execute("select bartleby.start_replay(%s, 'ann', 'fixed')", [plan])
+    step(conn)
+
+
+def step(conn: Connection) -> None:
+    conn.execute("select count(*) from bartleby.advance_replays()")
+
+
+def statuses(conn: Connection) -> dict[Any, str]:
+    return {str(each["payload"]): each["status"] for each in letters(conn)}
+
+
+def claim(conn: Connection, limit: int = 10, lease: str = "10 seconds") -> Claim:
+    return sql.claim(conn, limit, QUEUE, lease)
+
+
+def lapse(conn: Connection) -> None:
+    """Let every lease lapse, here and there."""
+    conn.execute("update bartleby.lease set until = until - interval '1 hour' where pending <> '{}'")
+    conn.execute("update pgmq.q_jobs set vt = vt - interval '1 hour'")

@@ -1,45 +1,12 @@
 """The dispatch boundary: pgmq_read() returns no message that was read more often than the policy allows."""
 
+from collections.abc import Callable
 from functools import partial
 
-import pytest
-
-from tests.kit.pgmq import QUEUE, SIBLING, agrees, attach, fail, inside, letters, made, put, read, watch
+from tests.kit.commands import Done
+from tests.kit.pgmq import QUEUE, SIBLING, agrees, attach, fail, inside, letters, made, put, read
 from tests.kit.refusals import check_refusals
-from tests.kit.sql import Connect, Connection, Row, refused, row, rows, value
-
-
-def test_messages_are_read_as_by_pgmq(conn: Connection) -> None:
-    made(conn)
-    first, second = put(conn, {"n": 1}, {"n": 2}, headers={"trace": "x"})
-    got = read(conn, qty=1, vt=30)
-    assert [(each["msg_id"], each["read_ct"], each["message"], each["headers"]) for each in got] == [
-        (first, 1, {"n": 1}, {"trace": "x"})
-    ]
-    assert got[0]["vt"] > got[0]["enqueued_at"]
-    assert [each["msg_id"] for each in read(conn, vt=30)] == [second]
-    assert read(conn) == []
-    conn.execute("select pgmq.delete(%s, %s)", [QUEUE, first])
-    assert letters(conn) == []
-
-
-def test_message_is_read_as_often_as_the_policy_allows_and_then_dead(conn: Connection) -> None:
-    made(conn)
-    (msg_id,) = put(conn, {"n": 1})
-    for expected in range(1, 6):
-        assert [each["read_ct"] for each in read(conn)] == [expected]
-    put(conn, {"n": 2})
-    assert letters(conn) == []
-    assert [each["message"] for each in read(conn, qty=1)] == [{"n": 2}], "live ones behind dead ones are found"
-    (letter,) = letters(conn)
-    expected_letter = {"payload": {"n": 1}, "attempts": 5, "reason": "exhausted", "status": "dead"}
-    assert {name: letter[name] for name in expected_letter} == expected_letter
-    assert (inside(conn), inside(conn, SIBLING)) == ([{"n": 2}], [{"n": 1}])
-    shown = row(conn, "select * from bartleby.pgmq_letters")
-    expected_row = {"queue_name": QUEUE, "original_msg_id": msg_id, "read_ct": 6, "last_error": None}
-    assert {name: shown[name] for name in expected_row} == expected_row
-    assert shown["first_seen"] == letter["created_at"] < letter["dead_at"]
-    agrees(conn)
+from tests.kit.sql import Connection, Row, refused, row, rows, value
 
 
 def test_letter_has_the_evidence(conn: Connection) -> None:
@@ -66,43 +33,6 @@ def test_letter_has_the_evidence(conn: Connection) -> None:
     agrees(conn)
 
 
-def test_unreported_last_attempt_is_recorded_as_lost(conn: Connection) -> None:
-    made(conn, max_attempts=2)
-    (msg_id,) = put(conn, 1)
-    read(conn)
-    fail(conn, msg_id, "the only word")
-    read(conn)
-    read(conn)
-    (letter,) = letters(conn)
-    assert (letter["error"], letter["attempts"]) == ("the only word", 2)
-    attempts = rows(conn, "select attempt, outcome, verdict, rule from bartleby.attempts order by attempt")
-    assert [tuple(each.values()) for each in attempts] == [
-        (1, "failed", "retry", "attempt 1 of 2"), (2, "lost", "dead", "nobody told what became of it"),
-    ]  # fmt: skip
-
-
-def test_failed_message_is_hidden_for_the_backoff(conn: Connection) -> None:
-    made(conn, backoff="fixed", base=60, jitter="none")
-    (msg_id,) = put(conn, 1)
-    read(conn)
-    until = fail(conn, msg_id)
-    assert 50 < value(conn, "select extract(epoch from %s - clock_timestamp())", until) < 61
-    assert read(conn) == []
-    assert value(conn, "select vt from pgmq.q_jobs") == until
-
-
-def test_rejected_message_is_dead_at_once(conn: Connection) -> None:
-    made(conn)
-    (msg_id,) = put(conn, 1)
-    read(conn)
-    conn.execute("select bartleby.pgmq_reject(%s, %s, 'unacceptable', 'no such country')", [QUEUE, msg_id])
-    (letter,) = letters(conn)
-    assert (letter["reason"], letter["error"], letter["attempts"]) == ("unacceptable", "no such country", 1)
-    assert (inside(conn), inside(conn, SIBLING)) == ([], [1])
-    with refused("ZB006", "no message"):
-        fail(conn, msg_id)
-
-
 def test_late_report_of_a_failure_is_refused(conn: Connection) -> None:
     made(conn)
     (msg_id,) = put(conn, 1)
@@ -111,22 +41,9 @@ def test_late_report_of_a_failure_is_refused(conn: Connection) -> None:
     with refused("ZB006", "read again since"):
         fail(conn, msg_id, read_ct=1)
     assert fail(conn, msg_id, read_ct=2)
-
-
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_two_readers_never_promote_the_same_message(conn: Connection, connect: Connect, end: str) -> None:
-    made(conn, max_attempts=1)
-    put(conn, 1, 2)
-    read(conn)
-    one, two = connect(autocommit=False), connect()
-    two.execute("set statement_timeout = '60s'")
-    assert read(one) == []  # buries both, and has not said so yet
-    assert read(two) == []  # waits for nobody, and finds nothing
-    assert letters(two) == []
-    getattr(one, end)()
-    assert read(two) == []
-    assert [each["payload"] for each in letters(conn)] == [1, 2]
-    agrees(conn)
+    conn.execute("select bartleby.pgmq_reject(%s, %s, 'unacceptable')", [QUEUE, msg_id])
+    with refused("ZB006", "no message"):
+        fail(conn, msg_id)
 
 
 def test_message_without_a_payload_dies(conn: Connection) -> None:
@@ -172,6 +89,20 @@ class TestAttach:
         attach(conn, long, sibling=False)
         assert inside(conn, SIBLING) == [1]
 
+    def test_queue_is_attached_by_command(self, conn: Connection, bartleby: Callable[..., Done]) -> None:
+        missing = bartleby("queues", "attach", QUEUE)
+        assert (missing.code != 0, "pgmq has no queue 'jobs'" in missing.err, "pgmq.create" in missing.err) == (
+            True,
+        ) * 3
+        for queue in (QUEUE, SIBLING):
+            conn.execute("select pgmq.create(%s)", [queue])
+        put(conn, 1, 2, queue=SIBLING)
+        done = bartleby("queues", "attach", QUEUE, "--policy", '{"max_attempts": 7}')
+        assert done.out == "queue jobs of pgmq is attached; dead letters: 2\n", done.err
+        assert value(conn, "select max_attempts from bartleby.queues") == 7
+        assert rows(conn, "select * from bartleby.drift()") == []
+        agrees(conn)
+
     def test_attached_queue_is_no_sibling(self, conn: Connection) -> None:
         for name in (SIBLING, QUEUE):
             conn.execute("select pgmq.create(%s)", [name])
@@ -188,26 +119,6 @@ class TestAttach:
         put(conn, 1, queue="Jobs")
         assert len(read(conn, queue="Jobs")) == 1
         assert read(conn, queue="jobs") == []
-        agrees(conn)
-
-    def test_queue_works_without_a_sibling(self, conn: Connection) -> None:
-        conn.execute("select pgmq.create('jobs')")
-        attach(conn, sibling=False, max_attempts=1)
-        put(conn, 1)
-        read(conn)
-        read(conn)
-        assert len(letters(conn)) == 1
-        assert value(conn, "select to_regclass('pgmq.q_jobs_dlq')") is None
-        assert (watch(conn), [each["status"] for each in letters(conn)]) == (0, ["dead"])
-
-    def test_messages_in_an_existing_sibling_become_letters(self, conn: Connection) -> None:
-        for queue in (QUEUE, SIBLING):
-            conn.execute("select pgmq.create(%s)", [queue])
-        put(conn, {"n": 1}, {"n": 2}, queue=SIBLING)
-        attach(conn)
-        assert [(each["payload"], each["status"]) for each in letters(conn)] == [({"n": 1}, "dead"), ({"n": 2}, "dead")]
-        attach(conn)
-        assert len(letters(conn)) == 2
         agrees(conn)
 
     def test_paused_queue_is_not_read(self, conn: Connection) -> None:

@@ -2,11 +2,24 @@
 
 import pytest
 
-from tests.kit.pgmq import agrees, fail, inside, letters, put, read, watch
+from tests.kit.pgmq import (
+    agrees,
+    change,
+    claim,
+    dead,
+    fail,
+    inside,
+    letters,
+    put,
+    read,
+    replay,
+    replay_by_plan,
+    statuses,
+    step,
+    watch,
+)
 from tests.kit.sql import Connect, Connection, column, rows, value
 from tests.kit.sql import fail as fail_ours
-from tests.pgmq.test_return import change, dead, replay, statuses
-from tests.pgmq.test_work import claim
 
 
 def replay_by_hand(conn: Connection) -> None:
@@ -46,26 +59,15 @@ def test_replay_by_hand_and_by_us_lives_once(conn: Connection, planned: bool) ->
     first, second = dead(conn, 1, 2)
     replay_by_hand(conn)
     if planned:
-        plan = value(conn, "select bartleby.plan_replay(null, 'ann', 'x', p_ids => %s)", [first, second])
-        conn.execute("select bartleby.start_replay(%s, 'ann', 'x')", [plan])
-        conn.execute("select count(*) from bartleby.advance_replays()")
+        replay_by_plan(conn, first, second)
     else:
         assert column(conn, "select bartleby.replay(%s, 'ann', 'x')", [first, second]) == [second]
     assert inside(conn) == [1, 2]
     assert watch(conn) == 1
     assert statuses(conn) == {"1": "replayed", "2": "replayed"}
     if planned:
-        conn.execute("select count(*) from bartleby.advance_replays()")
+        step(conn)
         assert value(conn, "select skipped from bartleby.replays") == 1
-    agrees(conn)
-
-
-def test_equal_payloads_are_paired_one_by_one(conn: Connection) -> None:
-    dead(conn, 1, 1, 1)
-    replay_by_hand(conn)
-    replay_by_hand(conn)
-    assert watch(conn) == 2
-    assert sorted(each["status"] for each in letters(conn)) == ["dead", "replayed", "replayed"]
     agrees(conn)
 
 

@@ -4,25 +4,23 @@ from typing import Any
 
 import pytest
 
-from tests.kit.pgmq import QUEUE, SIBLING, agrees, inside, letters, made, put, read
-from tests.kit.sql import Claim, Connect, Connection, ack, reap, refused, release, rows, stats, value, waiting
-from tests.kit.sql import claim as claim_ours
-from tests.kit.sql import fail as fail_ours
-from tests.pgmq.test_return import dead, replay, statuses
-
-
-def claim(conn: Connection, limit: int = 10, lease: str = "10 seconds") -> Claim:
-    return claim_ours(conn, limit, QUEUE, lease)
-
-
-def fail(conn: Connection, claimed: Claim, **failure: Any) -> list[Any]:
-    return fail_ours(conn, claimed.lease, *[{"position": each, **failure} for each in claimed.positions])
-
-
-def lapse(conn: Connection) -> None:
-    """Let every lease lapse, here and there."""
-    conn.execute("update bartleby.lease set until = until - interval '1 hour' where pending <> '{}'")
-    conn.execute("update pgmq.q_jobs set vt = vt - interval '1 hour'")
+from tests.kit.pgmq import (
+    QUEUE,
+    SIBLING,
+    agrees,
+    claim,
+    dead,
+    inside,
+    lapse,
+    letters,
+    made,
+    put,
+    read,
+    replay,
+    statuses,
+)
+from tests.kit.sql import Connect, Connection, ack, reap, refused, release, rows, stats, value, waiting
+from tests.kit.sql import fail_all as fail
 
 
 def test_messages_are_claimed_and_completed(conn: Connection) -> None:
