@@ -27,7 +27,6 @@ from tests.kit.sql import (
     waiting,
 )
 
-
 pytestmark = pytest.mark.usefixtures("q")
 
 

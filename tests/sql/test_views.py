@@ -83,29 +83,6 @@ def test_every_living_message_is_listed_once_with_its_state(conn: Connection) ->
     ]
 
 
-def test_groups_count_what_is_dead_and_show_the_latest_error(conn: Connection, clock: Clock) -> None:
-    create(conn, "other")
-    for queue, fingerprint, count in (("q", "a", 3), ("q", "b", 1), ("other", "a", 2), ("q", None, 1)):
-        for number in range(count):
-            send(conn, 1, queue)
-            failure = {"error_type": f"E{number}", "error": f"{fingerprint} {number}", "fingerprint": fingerprint}
-            fail_all(conn, claim(conn, queue=queue), verdict="dead", **failure)
-            clock.advance(10)
-    groups = rows(conn, "select * from bartleby.groups order by queue, fingerprint")
-    times = [(group.pop("first_dead_at"), group.pop("last_dead_at")) for group in groups]
-    assert [round((last - first).total_seconds()) for first, last in times] == [10, 20, 0, 0]
-    shown = ("queue", "fingerprint", "error_type", "title", "error", "dead")
-    assert [tuple(group[name] for name in shown) for group in groups] == [
-        ("other", "a", "E0", "E0: a 0", "a 1", 2),
-        ("q", "a", "E0", "E0: a 0", "a 2", 3),
-        ("q", "b", "E0", "E0: b 0", "b 0", 1),
-        ("q", "type E0", "E0", "E0: None 0", "None 0", 1),
-    ]
-    conn.execute("select bartleby.replay(array(select message_id from bartleby.dead_letters), 'me', 'again')")
-    query = "select dead, replayed, error from bartleby.groups where queue = 'q' and fingerprint = 'a'"
-    assert rows(conn, query) == [{"dead": 0, "replayed": 3, "error": None}]
-
-
 @pytest.mark.own_database
 def test_drift_names_every_change(conn: Connection) -> None:
     def drift() -> dict[str, str]:

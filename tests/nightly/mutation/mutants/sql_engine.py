@@ -98,7 +98,7 @@ MUTANTS = [
         "sql/dead_letters.sql",
         "coalesce(p_queue.invalid_to, p_queue.dead_letter_to)",
         "p_queue.invalid_to",
-        FAIL + "rejected_message_is_kept_and_its_copy_follows_the_route",
+        "tests/stories/seeds/test_2_brighter.py::test_reason_and_routes_of_the_queue_choose_the_channel",
     ),
     Mutant(
         "a rejection is recorded as a failure",
@@ -112,14 +112,14 @@ MUTANTS = [
         "sql/policy.sql",
         "least(v_cap, v_base * p_attempt::double precision ^ 2)",
         "v_base * p_attempt::double precision ^ 2",
-        FAIL + "delay_follows_the_curve_of_the_policy_or_the_worker",
+        "tests/property/test_policy_curves.py::test_delays_without_jitter_are_equal",
     ),
     Mutant(
         "an old snapshot loses messages",
         "sql/settle.sql",
         "if p_found < bartleby.count_positions(p_lease.pending) then",
         "if false then",
-        FAIL + "failure_in_an_old_snapshot_loses_no_message",
+        "tests/property/test_segment_races.py::test_settlement_whose_snapshot_was_overlooked_is_refused",
     ),
     Mutant(
         "a batch is charged for a lost worker",
