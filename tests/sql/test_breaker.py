@@ -288,7 +288,8 @@ class TestProbes:
 class TestWaking:
     def test_closing_wakes_waiting_workers(self, conn: Connection, clock: Clock, sleeper: Connection) -> None:
         send_count(conn, 20)
-        for how in ("third probe", "operator", "policy"):
+        for how in ("operator", "policy", "third probe"):
+            create(conn, "q", breaker="auto")
             clock.advance(1)
             assert open_breaker(conn, over="0")
             for _ in range(3 if how == "third probe" else 0):
