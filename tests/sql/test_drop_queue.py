@@ -57,15 +57,17 @@ def assert_dropped(conn: Connection) -> None:
     assert (leases, sequences) == ([], [])
 
 
-def test_empty_queue_can_be_dropped_and_created_anew(conn: Connection) -> None:
+def test_queue_without_needed_messages_can_be_dropped_and_created_anew(conn: Connection) -> None:
     create(conn, "q", max_attempts=9)
-    send_count(conn, 3)
-    drain(conn)
+    sent = send(conn, 1)
+    fail_all(conn, claim(conn), verdict="dead")
+    change(conn, "replay", sent)
+    drain(conn)  # a resolved letter does not keep it
+    conn.execute("select bartleby.tally()")
     drop(conn, force=False)
     assert_dropped(conn)
     create(conn)
-    assert stats(conn)["max_attempts"] == 5
-    assert claim(conn).messages == []
+    assert (stats(conn)["max_attempts"], claim(conn).messages) == (5, [])
     send(conn, "new")
     assert claim(conn).payloads == ["new"]
 
@@ -95,8 +97,7 @@ def test_queue_with_letters_that_may_be_needed_is_dropped_only_by_force(conn: Co
         (["replay to other"], "replayed"),
     ):
         create(conn)
-        sent = send(conn, 1)
-        fail_all(conn, claim(conn), verdict="dead")
+        (sent,) = die(conn)
         for action in actions:
             if action == "ack":
                 drain(conn)
@@ -110,20 +111,8 @@ def test_queue_with_letters_that_may_be_needed_is_dropped_only_by_force(conn: Co
         assert value(conn, "select count(*) from bartleby.dead_letters") == 1
         drop(conn)
         assert_dropped(conn)
-        audited = (
-            "select before -> 'letters' from bartleby.audit_log where action = 'queue.drop' order by id desc limit 1"
-        )
+        audited = "select before -> 'letters' from bartleby.audit_log order by id desc limit 1"
         assert value(conn, audited) == {status: 1}
-
-
-def test_resolved_letters_do_not_keep_a_queue(conn: Connection) -> None:
-    sent = send(conn, 1)
-    fail_all(conn, claim(conn), verdict="dead")
-    change(conn, "replay", sent)
-    drain(conn)
-    conn.execute("select bartleby.tally()")
-    drop(conn, force=False)
-    assert_dropped(conn)
 
 
 def test_target_of_a_route_is_not_dropped(conn: Connection) -> None:
@@ -183,26 +172,18 @@ UNDER_WAY: dict[str, Callable[[Connection, Claim], object]] = {
 def test_drop_waits_for_transactions_under_way_and_leaves_no_orphan(connect: Connect) -> None:
     session, dropper, observer = connect(autocommit=False), connect(), connect()
     for name, work in UNDER_WAY.items():
-        for commits in (True, False):
+        for end in ("commit", "rollback"):
             create(observer)
             send_count(observer, 3)
             work(session, claim(observer, 2))
             with waiting(observer, dropper, drop, for_whom=session) as second:
-                if commits:
-                    session.commit()
-                else:
-                    session.rollback()
-                assert second.result() is None, (name, commits)
+                getattr(session, end)()
+                assert second.result() is None, (name, end)
             assert_dropped(observer)
-
-
-@pytest.mark.own_database
-@pytest.mark.usefixtures("patient")
-def test_drop_without_force_sees_messages_of_an_open_sender(connect: Connect) -> None:
-    sender, dropper, observer = connect(autocommit=False), connect(), connect()
-    send(sender, 1)
-    with waiting(observer, dropper, lambda conn: drop(conn, force=False), for_whom=sender) as second:
-        sender.commit()
+    create(observer)
+    send(session, 1)
+    with waiting(observer, dropper, lambda conn: drop(conn, force=False), for_whom=session) as second:
+        session.commit()
         with refused("ZB009"):
             second.result()
     assert drain(observer) == [1]

@@ -13,7 +13,6 @@ from tests.kit.sql import (
     send,
     send_count,
     snapshot_of_everything,
-    stats,
     value,
     waiting,
 )
@@ -177,41 +176,20 @@ def test_routes_must_not_form_a_cycle(conn: Connection) -> None:
         assert policy(conn, "a")[key] == "c"
 
 
-def test_concurrent_creation_makes_one_queue_with_both_policies(connect: Connect) -> None:
-    one, two, observer = connect(autocommit=False), connect(), connect()
-    create(one, "q", max_attempts=7)
-    with waiting(observer, two, lambda conn: create(conn, "q", lease=5), for_whom=one) as second:
-        one.commit()
-        second.result()
-    assert policy(observer) == DEFAULTS | {"max_attempts": 7, "lease": "00:00:05"}
-    assert value(observer, "select count(*) from pg_class where relname ~ '^positions_'") == 1
-
-
-def test_concurrent_changes_both_hold_and_form_no_cycle(connect: Connect) -> None:
+def test_concurrent_creations_and_changes_all_hold_and_form_no_cycle(connect: Connect) -> None:
     one, two, observer = connect(autocommit=False), connect(), connect()
     create(observer, "a")
-    create(observer)
-    create(one, "q", max_attempts=7, dead_letter_to="a")
-    with waiting(observer, two, lambda conn: create(conn, "q", lease=5), for_whom=one) as second:
-        one.commit()
-        second.result()
-    changed = DEFAULTS | {"max_attempts": 7, "lease": "00:00:05", "dead_letter_to": "a"}
-    assert policy(observer) == changed
+    changed = DEFAULTS | {"max_attempts": 7, "dead_letter_to": "a"}
+    for seconds in (5, 6):
+        create(one, "q", max_attempts=7, dead_letter_to="a", factor=seconds)
+        with waiting(observer, two, lambda conn: create(conn, "q", lease=seconds), for_whom=one) as second:  # noqa: B023
+            one.commit()
+            second.result()
+        assert policy(observer) == changed | {"lease": f"00:00:0{seconds}", "factor": seconds}
+    assert value(observer, "select count(*) from pg_class where relname ~ '^positions_'") == 2
     create(observer, "b")
     create(one, "a", dead_letter_to="b")
     with waiting(observer, two, lambda conn: create(conn, "b", dead_letter_to="q"), for_whom=one) as second:
         one.commit()
         with refused("ZB003", "dead_letter_to"):
             second.result()
-
-
-def test_paused_queue_accepts_messages_and_hands_out_none(conn: Connection) -> None:
-    create(conn)
-    send(conn, 1)
-    conn.execute("select bartleby.pause_queue('q')")
-    assert stats(conn)["paused"]
-    send(conn, 2)
-    assert claim(conn, 10).messages == []
-    conn.execute("select bartleby.pause_queue('q')")
-    conn.execute("select bartleby.resume_queue('q')")
-    assert claim(conn, 10).payloads == [1, 2]

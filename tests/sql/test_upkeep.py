@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
-import psycopg
 import pytest
 
 from tests.kit.clock import Clock
@@ -18,10 +17,10 @@ from tests.kit.sql import (
     column,
     create,
     fail_all,
+    refused,
     row,
     rows,
     send,
-    send_count,
     value,
 )
 
@@ -62,8 +61,7 @@ class TestDuty:
                 assert value(conn, "select pg_current_xact_id_if_assigned() is null"), "a refusal writes nothing"
         assert self.take(conn, "b", duty="another")
         clock.advance(2)
-        assert self.take(conn, "b")
-        assert not self.take(conn)
+        assert [self.take(conn, "b"), self.take(conn)] == [True, False]
         clock.advance(100)
         assert self.take(conn, "b"), "a late holder may take it again"
         clock.advance(-3600)
@@ -72,8 +70,11 @@ class TestDuty:
         assert not self.take(conn, "b"), "only its holder can leave it"
         self.leave(conn)
         assert self.take(conn, "b")
-        self.leave(conn)
-        assert not self.take(conn)
+        for given in (
+            (None, "h", "1 s"), ("", "h", "1 s"), ("d", None, "1 s"), ("d", "", "1 s"), ("d", "h", None),
+            ("d", "h", "0"), ("d", "h", "-1 s"), ("d", "h", "1000 years"),
+        ):  # fmt: skip
+            assert_refused(conn, "ZB008", "duty", "select bartleby.take_duty(%s, %s, %s)", *given)
 
     @pytest.mark.own_database
     @pytest.mark.parametrize("before", ["free", "lapsed", "held"])
@@ -99,45 +100,26 @@ class TestDuty:
             assert not taken.result(30)
         assert value(conn, "select bartleby.on_duty('upkeep')") == "a"
 
-    @pytest.mark.parametrize("before", ["never taken", "lapsed", "left"])
-    def test_no_session_waits_for_one_that_takes_it(
-        self, conn: Connection, clock: Clock, connect: Connect, before: str
-    ) -> None:
-        if before != "never taken":
-            assert self.take(conn, "old")
-            clock.advance(60)
-            if before == "left":
-                self.leave(conn, "old")
-        first, second = connect(autocommit=False), connect()
+    def test_no_session_waits_for_one_that_takes_it(self, clock: Clock, connect: Connect) -> None:
+        first, second, late = connect(autocommit=False), connect(), connect(autocommit=False)
         second.execute("set statement_timeout = '30s'")
-        assert self.take(first, seconds="1 hour")
-        assert not self.take(second, "b")
-        first.rollback()
-        assert self.take(first, seconds="1 hour")
-        first.commit()
-        assert not self.take(second, "b")
-        clock.advance(7200)
-        self.leave(first)
-        assert not self.take(second, "b"), "nor for one that leaves it"
-        first.commit()
-        assert self.take(second, "b")
-
-    def test_old_snapshot_takes_it_from_no_one(self, conn: Connection, clock: Clock, connect: Connect) -> None:
-        assert self.take(conn)
-        clock.advance(60)
-        late = connect(autocommit=False)
+        for before in ("never taken", "lapsed", "left"):
+            assert self.take(first, seconds="1 hour"), before
+            assert not self.take(second, "b"), before
+            first.rollback()
+            assert self.take(first, seconds="1 hour"), before
+            first.commit()
+            assert not self.take(second, "b"), before
+            clock.advance(7200)
+            if before == "lapsed":
+                self.leave(first)
+                assert not self.take(second, "b"), "nor for one that leaves it"
+                first.commit()
         late.execute("set transaction isolation level repeatable read")
         late.execute("select 1 from bartleby.queue")
-        assert self.take(conn, "b")
-        with pytest.raises(psycopg.errors.SerializationFailure):
+        assert self.take(second, "b")
+        with refused("40001"):
             self.take(late, "c")
-
-    def test_bad_arguments_are_refused(self, conn: Connection) -> None:
-        for given in (
-            (None, "h", "1 s"), ("", "h", "1 s"), ("d", None, "1 s"), ("d", "", "1 s"), ("d", "h", None),
-            ("d", "h", "0"), ("d", "h", "-1 s"), ("d", "h", "1000 years"),
-        ):  # fmt: skip
-            assert_refused(conn, "ZB008", "duty", "select bartleby.take_duty(%s, %s, %s)", *given)
 
 
 class TestForgetting:
@@ -173,7 +155,9 @@ class TestForgetting:
         assert self.prune(conn)["events"] == 1, "events are kept for a month"
         assert column(conn, "select type from bartleby.events") == ["io.bartleby.breaker.closed"]
 
-    def test_handled_key_of_a_dead_letter_is_kept_until_it_is_done(self, conn: Connection, clock: Clock) -> None:
+    def test_handled_key_of_a_dead_letter_is_kept_until_it_is_done(
+        self, conn: Connection, clock: Clock, connect: Connect
+    ) -> None:
         create(conn, "other")
         send(conn, 0, "other", key="elsewhere")
         fail_all(conn, claim(conn, queue="other"), verdict="dead")
@@ -186,7 +170,10 @@ class TestForgetting:
         assert self.prune(conn)["handled"] == 7
         assert self.left(conn) == {*keys, "key:order"}
         conn.execute("select bartleby.hold(%s, 'me', 'enough', p_on => false)", [ids[:2]])
-        conn.execute("select bartleby.replay(%s, 'me', 'again')", [ids[:2]])
+        operator = connect(autocommit=False)
+        operator.execute("select bartleby.replay(%s, 'me', 'again')", [ids[:2]])
+        assert self.prune(conn)["handled"] == 0, "while the replay is not committed"
+        operator.commit()
         assert self.prune(conn)["handled"] == 0
         ack(conn, claim(conn, 2).lease)
         assert self.prune(conn)["handled"] == 3
@@ -194,18 +181,6 @@ class TestForgetting:
         conn.execute("select bartleby.hold(%s, 'me', 'enough', p_on => false)", [ids[2:]])
         assert self.prune(conn)["unresolved dead letters"] == 1
         assert self.prune(conn)["handled"] == 1
-
-    def test_replay_that_is_not_committed_keeps_it(self, conn: Connection, clock: Clock, connect: Connect) -> None:
-        sent = send(conn, 1)
-        self.mark(conn, f"id:{sent}")
-        fail_all(conn, claim(conn), verdict="dead")
-        clock.advance(31 * DAY)
-        operator = connect(autocommit=False)
-        operator.execute("select bartleby.replay(%s, 'me', 'again')", [[sent]])
-        assert self.prune(conn)["handled"] == 0
-        operator.commit()
-        assert self.prune(conn)["handled"] == 0
-        assert self.left(conn) == {f"id:{sent}"}
 
     def test_limit_bounds_each_kind_and_two_sessions_share_the_work(
         self, conn: Connection, clock: Clock, connect: Connect
@@ -237,10 +212,11 @@ def test_outlook_names_what_an_idle_queue_waits_for(conn: Connection, clock: Clo
     send(conn, 1, "other", delay="1 hour")
     assert outlook() == {"due_in": None, "breaker": "closed", "paused": False}
     send(conn, 1, delay="1 hour")
-    send(conn, 2, delay="1 minute")
-    assert outlook()["due_in"] == timedelta(minutes=1)
-    clock.advance(61)
-    assert outlook()["due_in"] == timedelta(seconds=-1)
+    last = send(conn, 2, delay="1 minute")
+    assert value(conn, "select bartleby.last_message_id()") == last
+    for seconds, due in ((0, 60), (61, -1)):
+        clock.advance(seconds)
+        assert outlook()["due_in"] == timedelta(seconds=due)
     ack(conn, claim(conn).lease)
     assert outlook()["due_in"] == timedelta(minutes=59, seconds=-1)
     conn.execute("select bartleby.pause_queue('q'), bartleby.open_breaker('q', 'storm', '0')")
@@ -250,10 +226,5 @@ def test_outlook_names_what_an_idle_queue_waits_for(conn: Connection, clock: Clo
     conn.execute("select bartleby.close_breaker('q', 'me', 'because')")
     create(conn, "q", breaker="off", lease=2.5)
     assert outlook()["breaker"] == "off"
-    assert value(conn, "select bartleby.lease_length('q')") == timedelta(seconds=2.5)
-    assert value(conn, "select bartleby.lease_length('other')") == timedelta(minutes=1)
-
-
-def test_last_message_id_is_that_of_the_newest_message(conn: Connection) -> None:
-    assert value(conn, "select bartleby.last_message_id()") == 0
-    assert send_count(conn, 3)[-1] == value(conn, "select bartleby.last_message_id()")
+    lengths = column(conn, "select bartleby.lease_length(name) from bartleby.queue order by name")
+    assert lengths == [timedelta(minutes=1), timedelta(seconds=2.5)]

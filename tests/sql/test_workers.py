@@ -53,6 +53,11 @@ def test_worker_is_listed_as_it_last_reported(conn: Connection, clock: Clock) ->
     found = the_worker(conn)
     assert (found["name"], found["queues"], found["version"], found["host"]) == ("bare", [], None, "")
     assert (found["pid"], found["concurrency"]) == (0, 0)
+    pruned = "select rows from bartleby.prune() where what = 'workers'"
+    clock.advance(86400 - 60)
+    assert value(conn, pruned) == 0
+    clock.advance(120)
+    assert value(conn, pruned) == 1, "after a day of silence"
 
 
 def test_worker_is_listed_with_what_it_holds(conn: Connection, clock: Clock) -> None:
@@ -103,35 +108,18 @@ def test_unknown_and_unnamed_workers_are_refused(conn: Connection) -> None:
     assert column(conn, "select name from bartleby.workers") == []
 
 
-def test_report_never_waits(conn: Connection, connect: Connect) -> None:
+def test_report_never_waits_for_a_drain_but_a_drain_for_a_report(conn: Connection, connect: Connect) -> None:
     """Leases are renewed on the same connection."""
     report(conn)
     seen = the_worker(conn)["seen_at"]
-    operator = connect(autocommit=False)
-    drain(operator)
+    first, second = connect(autocommit=False), connect()
+    drain(first)
     conn.execute("set statement_timeout = '30s'")
     assert report(conn) == "run"
     assert the_worker(conn)["seen_at"] == seen
-    operator.commit()
-    assert report(conn) == "drain"
-
-
-def test_drain_waits_for_a_report_that_is_not_committed(conn: Connection, connect: Connect) -> None:
-    report(conn)
-    first, second = connect(autocommit=False), connect()
+    first.rollback()
     report(first, running=9)
     with waiting(conn, second, drain, for_whom=first) as draining:
         first.commit()
     assert draining.result() is True
-    assert (the_worker(conn)["running"], the_worker(conn)["wanted"]) == (9, "drain")
-
-
-def test_worker_that_is_silent_for_a_day_is_forgotten(conn: Connection, clock: Clock) -> None:
-    pruned = "select rows from bartleby.prune() where what = 'workers'"
-    report(conn, "old")
-    clock.advance(86400 - 60)
-    report(conn, "new")
-    assert value(conn, pruned) == 0
-    clock.advance(120)
-    assert value(conn, pruned) == 1
-    assert column(conn, "select name from bartleby.workers") == ["new"]
+    assert (the_worker(conn)["running"], the_worker(conn)["wanted"], report(conn)) == (9, "drain", "drain")
