@@ -70,16 +70,6 @@ def test_released_message_is_not_charged_and_an_extended_one_stays_hidden(conn: 
     assert value(conn, "select vt > clock_timestamp() + interval '50 minutes' from pgmq.q_jobs") is True
 
 
-def test_terminal_and_unacceptable_failures_are_dead(conn: Connection) -> None:
-    made(conn)
-    put(conn, 1)
-    assert [each["verdict"] for each in fail(conn, claim(conn), verdict="dead", error="no")] == ["dead"]
-    put(conn, 2)
-    assert [each["verdict"] for each in fail(conn, claim(conn), reason="unacceptable")] == ["dead"]
-    assert [each["reason"] for each in letters(conn)] == ["terminal", "unacceptable"]
-    assert (inside(conn), inside(conn, SIBLING)) == ([], [1, 2])
-
-
 def test_lost_worker_charges_only_a_message_that_ran_alone(conn: Connection) -> None:
     made(conn, crash_budget=2)
     put(conn, 1, 2)

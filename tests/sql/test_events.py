@@ -194,13 +194,6 @@ class TestAlarms:
             if "dead" in each["data"]
         ]
 
-    def test_each_doubling_from_ten_on_is_reported_once(self, conn: Connection) -> None:
-        for count in (9, 1, 1, 8, 1, 1, 19, 40, 240):
-            die(conn, count)
-            tally(conn)
-        assert self.alarms(conn) == [("escalated", level) for level in (10, 20, 40, 80, 320)]
-        assert len(everything(conn, kind="group.opened")) == 1
-
     def test_levels_are_exact_and_a_jump_is_reported_once(self, conn: Connection) -> None:
         die(conn)
         for power in range(45):

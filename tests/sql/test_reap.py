@@ -11,7 +11,6 @@ from tests.kit.sql import (
     claim,
     column,
     create,
-    drain,
     fail_all,
     reap,
     refused,
@@ -122,25 +121,6 @@ def test_suspect_that_ran_to_its_end_runs_with_others_again(conn: Connection, cl
     assert not again.one["solo"]
     assert ack(conn, again.lease) == 1
     assert column(conn, "select outcome from bartleby.attempts") == ["lost"]
-
-
-def test_each_lease_lapses_at_its_own_time_even_if_later_ones_are_settled(conn: Connection, clock: Clock) -> None:
-    clock.stop()
-    send_count(conn, 10)
-    for length in ("10 seconds", "1 hour", "100 seconds"):
-        claim(conn, lease=length)
-    for _ in range(7):
-        ack(conn, claim(conn).lease)
-        assert reap(conn) == []
-    reaped = []
-    for _ in range(5):
-        clock.advance(30)
-        reaped.append(len(reap(conn)))
-    assert reaped == [1, 0, 0, 1, 0]
-    clock.advance(3600)
-    assert [found["messages"] for found in reap(conn)] == [1]
-    clock.advance(1)
-    assert sorted(drain(conn)) == [1, 2, 3]
 
 
 def test_every_queue_is_reaped_paused_or_not_and_keeps_its_newest_lease(conn: Connection, clock: Clock) -> None:

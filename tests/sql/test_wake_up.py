@@ -65,17 +65,6 @@ def test_busy_queue_sends_no_notification(conn: Connection, worker: Connection) 
     assert heard(conn, worker) == 0
 
 
-def test_transaction_or_bulk_is_one_notification(conn: Connection, worker: Connection) -> None:
-    idle(worker)
-    with conn.transaction():
-        for n in range(10):
-            send(conn, n, key="secret")
-        send_count(conn, 100)
-    assert heard(conn, worker) == 1
-    send_count(conn, 1000)
-    assert heard(conn, worker) == 1
-
-
 def test_idle_worker_is_notified_until_its_idle_time_is_over(
     conn: Connection, worker: Connection, clock: Clock
 ) -> None:
@@ -113,18 +102,6 @@ def test_worker_that_comes_during_or_after_a_send_looks_again_soon(
     assert idle(worker) <= SOON
     assert claim(worker).payloads == [3]
     assert idle(worker) == LONG
-
-
-def test_rollback_of_sender_or_worker_costs_no_wake_up(connect: Connect, conn: Connection, worker: Connection) -> None:
-    sender = connect(autocommit=False)
-    with worker.transaction(force_rollback=True):
-        idle(worker)
-    send(sender, 1)
-    sender.rollback()
-    assert heard(conn, worker) == 0
-    send(conn, 2)
-    assert heard(conn, worker) == 1
-    assert drain(worker) == [2]
 
 
 def test_sleep_ends_when_the_next_message_is_due(conn: Connection, clock: Clock) -> None:
