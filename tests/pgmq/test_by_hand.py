@@ -2,105 +2,90 @@
 
 import pytest
 
-from tests.kit.pgmq import (
-    agrees,
-    change,
-    claim,
-    dead,
-    fail,
-    inside,
-    letters,
-    put,
-    read,
-    replay,
-    replay_by_plan,
-    statuses,
-    step,
-    watch,
-)
+from tests.kit import pgmq
 from tests.kit.sql import Connect, Connection, column, rows, value
 from tests.kit.sql import fail as fail_ours
 
 
 def replay_by_hand(conn: Connection) -> None:
     (found,) = rows(conn, "select * from pgmq.read('jobs_dlq', 30, 1)")
-    put(conn, found["message"])
+    pgmq.put(conn, found["message"])
     conn.execute("select pgmq.delete('jobs_dlq', %s::bigint)", [found["msg_id"]])
 
 
 def test_message_that_is_being_read_is_watched_again(conn: Connection, connect: Connect) -> None:
-    dead(conn, 1)
+    pgmq.dead(conn, 1)
     replay_by_hand(conn)
     reader = connect(autocommit=False)
-    assert len(read(reader, vt=30)) == 1
-    assert watch(conn) == 0
-    assert statuses(conn) == {"1": "dead"}
+    assert len(pgmq.read(reader, vt=30)) == 1
+    assert pgmq.watch(conn) == 0
+    assert pgmq.statuses(conn) == {"1": "dead"}
     reader.commit()
-    assert watch(conn) == 1
-    assert statuses(conn) == {"1": "replayed"}
+    assert pgmq.watch(conn) == 1
+    assert pgmq.statuses(conn) == {"1": "replayed"}
 
 
 def test_worker_that_was_faster_uses_the_same_letter(conn: Connection) -> None:
-    (sent,) = dead(conn, 1)
+    (sent,) = pgmq.dead(conn, 1)
     replay_by_hand(conn)
-    claimed = claim(conn)
+    claimed = pgmq.claim(conn)
     fail_ours(conn, claimed.lease, {"position": claimed.positions[0], "error": "again"})
-    assert watch(conn) == 1
-    assert statuses(conn) == {"1": "replayed"}
-    assert claim(conn).messages == []
-    (letter,) = letters(conn)
+    assert pgmq.watch(conn) == 1
+    assert pgmq.statuses(conn) == {"1": "replayed"}
+    assert pgmq.claim(conn).messages == []
+    (letter,) = pgmq.letters(conn)
     assert (letter["message_id"], letter["status"], letter["cycle"], letter["error"]) == (sent, "dead", 2, "again")
-    agrees(conn)
+    pgmq.agrees(conn)
 
 
 @pytest.mark.parametrize("planned", [True, False])
 def test_replay_by_hand_and_by_us_lives_once(conn: Connection, planned: bool) -> None:
     """Nobody has watched yet."""
-    first, second = dead(conn, 1, 2)
+    first, second = pgmq.dead(conn, 1, 2)
     replay_by_hand(conn)
     if planned:
-        replay_by_plan(conn, first, second)
+        pgmq.replay_by_plan(conn, first, second)
     else:
         assert column(conn, "select bartleby.replay(%s, 'ann', 'x')", [first, second]) == [second]
-    assert inside(conn) == [1, 2]
-    assert watch(conn) == 1
-    assert statuses(conn) == {"1": "replayed", "2": "replayed"}
+    assert pgmq.inside(conn) == [1, 2]
+    assert pgmq.watch(conn) == 1
+    assert pgmq.statuses(conn) == {"1": "replayed", "2": "replayed"}
     if planned:
-        step(conn)
+        pgmq.step(conn)
         assert value(conn, "select skipped from bartleby.replays") == 1
-    agrees(conn)
+    pgmq.agrees(conn)
 
 
 def test_new_queue_is_not_mistaken_for_the_old_one(conn: Connection) -> None:
     """Nobody has watched yet, and the new message has the id that the replayed one had."""
-    (sent,) = dead(conn, 1)
-    replay(conn, sent)
+    (sent,) = pgmq.dead(conn, 1)
+    pgmq.replay(conn, sent)
     conn.execute("select pgmq.drop_queue('jobs')")
     conn.execute("select pgmq.create('jobs')")
-    put(conn, 0, "new")
-    read(conn)
-    fail(conn, 2, "another")
-    read(conn)
-    assert statuses(conn) == {"0": "dead", "1": "dead", "new": "dead"}
-    agrees(conn)
+    pgmq.put(conn, 0, "new")
+    pgmq.read(conn)
+    pgmq.fail(conn, 2, "another")
+    pgmq.read(conn)
+    assert pgmq.statuses(conn) == {"0": "dead", "1": "dead", "new": "dead"}
+    pgmq.agrees(conn)
 
 
 def test_replay_by_us_skips_a_letter_locked_by_hand(conn: Connection, connect: Connect) -> None:
-    (sent,) = dead(conn, 1)
+    (sent,) = pgmq.dead(conn, 1)
     hand = connect(autocommit=False)
     replay_by_hand(hand)
     conn.execute("set statement_timeout = '60s'")
     assert column(conn, "select bartleby.replay(%s, 'ann', 'x')", [sent]) == []
     hand.commit()
-    assert watch(conn) == 1
-    assert (inside(conn), statuses(conn)) == ([1], {"1": "replayed"})
-    agrees(conn)
+    assert pgmq.watch(conn) == 1
+    assert (pgmq.inside(conn), pgmq.statuses(conn)) == ([1], {"1": "replayed"})
+    pgmq.agrees(conn)
 
 
 def test_letter_replayed_by_hand_is_not_discarded(conn: Connection) -> None:
     """Restored and replayed later it would live twice."""
-    (sent,) = dead(conn, 1)
+    (sent,) = pgmq.dead(conn, 1)
     replay_by_hand(conn)
-    assert "discarded" not in change(conn, "discard", sent)
-    assert watch(conn) == 1
-    assert statuses(conn) == {"1": "replayed"}
+    assert "discarded" not in pgmq.change(conn, "discard", sent)
+    assert pgmq.watch(conn) == 1
+    assert pgmq.statuses(conn) == {"1": "replayed"}

@@ -6,70 +6,52 @@ import string
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.kit.pgmq import (
-    QUEUE,
-    SIBLING,
-    agrees,
-    attach,
-    change,
-    claim,
-    dead,
-    fail,
-    inside,
-    lapse,
-    letters,
-    made,
-    put,
-    read,
-    replay,
-    statuses,
-    watch,
-)
+from tests.kit import pgmq
 from tests.kit.sql import Connect, Connection, ack, reap, refused, release, rows, stats, value, waiting
 
 
 class TestTheSibling:
     def test_sibling_is_switched_off_and_on(self, conn: Connection) -> None:
-        first, _second, _third = dead(conn, 1, 2, 3)
-        attach(conn, sibling=False, max_attempts=1)
-        assert inside(conn, SIBLING) == []
-        replay(conn, first)
-        assert watch(conn) == 0
-        attach(conn, max_attempts=1)
-        assert inside(conn, SIBLING) == [2, 3]
-        assert statuses(conn) == {"1": "replayed", "2": "dead", "3": "dead"}
-        agrees(conn)
+        first, _second, _third = pgmq.dead(conn, 1, 2, 3)
+        pgmq.attach(conn, sibling=False, max_attempts=1)
+        assert pgmq.inside(conn, pgmq.SIBLING) == []
+        pgmq.replay(conn, first)
+        assert pgmq.watch(conn) == 0
+        pgmq.attach(conn, max_attempts=1)
+        assert pgmq.inside(conn, pgmq.SIBLING) == [2, 3]
+        assert pgmq.statuses(conn) == {"1": "replayed", "2": "dead", "3": "dead"}
+        pgmq.agrees(conn)
 
     def test_dropped_sibling_discards_nothing_and_is_created_again(self, conn: Connection) -> None:
-        first, _second = dead(conn, 1, 2)
+        first, _second = pgmq.dead(conn, 1, 2)
         conn.execute("select pgmq.drop_queue('jobs_dlq')")
-        assert watch(conn) == 0
-        put(conn, 3)
-        read(conn)
-        read(conn)
-        replay(conn, first)
-        assert watch(conn) == 0
-        assert inside(conn, SIBLING) == [3], "its ids are other ones"
-        assert statuses(conn) == {"1": "replayed", "2": "dead", "3": "dead"}
+        assert pgmq.watch(conn) == 0
+        pgmq.put(conn, 3)
+        pgmq.read(conn)
+        pgmq.read(conn)
+        pgmq.replay(conn, first)
+        assert pgmq.watch(conn) == 0
+        assert pgmq.inside(conn, pgmq.SIBLING) == [3], "its ids are other ones"
+        assert pgmq.statuses(conn) == {"1": "replayed", "2": "dead", "3": "dead"}
         conn.execute("select pgmq.drop_queue('jobs_dlq'), pgmq.create('jobs_dlq')")
-        assert watch(conn) == 0
-        attach(conn)
-        assert statuses(conn) == {"1": "replayed", "2": "dead", "3": "dead"}
-        agrees(conn)
+        assert pgmq.watch(conn) == 0
+        pgmq.attach(conn)
+        assert pgmq.statuses(conn) == {"1": "replayed", "2": "dead", "3": "dead"}
+        pgmq.agrees(conn)
 
     def test_many_letters_leave_the_sibling_at_once(self, conn: Connection) -> None:
         """Each of the equal ones is paired with another; a long line is watched in stretches."""
-        dead(conn, *[n % 3 for n in range(9)])
+        pgmq.dead(conn, *[n % 3 for n in range(9)])
         count = 12_000
         conn.execute("select pgmq.send_batch('jobs', array(select to_jsonb(n) from generate_series(3, %s) n))", [count])
-        read(conn, qty=count)
-        read(conn, qty=count)
+        pgmq.read(conn, qty=count)
+        pgmq.read(conn, qty=count)
         conn.execute("select pgmq.purge_queue('jobs_dlq')")
-        put(conn, 0, 1, 1)
-        assert [watch(conn) for _ in range(4)] == [5000, 5000, count - 2 + 9 - 10_000, 0]
+        pgmq.put(conn, 0, 1, 1)
+        assert [pgmq.watch(conn) for _ in range(4)] == [5000, 5000, count - 2 + 9 - 10_000, 0]
         assert value(conn, "select count(*) from bartleby.dead_letter where status = 'replayed'") == 3
         assert value(conn, "select count(*) from bartleby.dead_letter where status = 'dead'") == 0
-        agrees(conn)
+        pgmq.agrees(conn)
 
 
 class TestDroppedQueue:
@@ -77,15 +59,15 @@ class TestDroppedQueue:
 
     @pytest.fixture
     def lease(self, conn: Connection) -> int:
-        made(conn)
-        put(conn, 1, 2)
-        return claim(conn).lease
+        pgmq.made(conn)
+        pgmq.put(conn, 1, 2)
+        return pgmq.claim(conn).lease
 
     def test_leases_are_settled_or_released(self, conn: Connection, lease: int) -> None:
         conn.execute("select pgmq.drop_queue('jobs')")
         with refused("ZB009", "pgmq has it no more"):
-            claim(conn)
-        assert stats(conn, QUEUE)["ready"] == 0
+            pgmq.claim(conn)
+        assert stats(conn, pgmq.QUEUE)["ready"] == 0
         conn.execute("select bartleby.extend(%s, '1 minute')", [[lease]])
         with conn.transaction(force_rollback=True):
             assert release(conn, lease) == 2
@@ -97,50 +79,50 @@ class TestDroppedQueue:
 
     @pytest.mark.parametrize("alone", [True, False])
     def test_leases_are_reaped(self, conn: Connection, lease: int, alone: bool) -> None:
-        lapse(conn)
+        pgmq.lapse(conn)
         if alone:
             assert len(reap(conn)) == 1
-            lease = claim(conn).lease
-            lapse(conn)
+            lease = pgmq.claim(conn).lease
+            pgmq.lapse(conn)
         conn.execute("select pgmq.drop_queue('jobs')")
         assert [each["lease_id"] for each in reap(conn)] == [lease]
         assert reap(conn) == []
 
     @pytest.mark.own_database
     def test_letters_survive_the_removal_of_pgmq(self, conn: Connection) -> None:
-        first, second = dead(conn, 1, 2)
-        replay(conn, second)
+        first, second = pgmq.dead(conn, 1, 2)
+        pgmq.replay(conn, second)
         conn.execute("drop schema pgmq cascade")
-        watch(conn)
-        assert statuses(conn) == {"1": "dead", "2": "dead"}
-        for refuses in (read, claim):
+        pgmq.watch(conn)
+        assert pgmq.statuses(conn) == {"1": "dead", "2": "dead"}
+        for refuses in (pgmq.read, pgmq.claim):
             with refused("ZB009", "pgmq has it no more"):
                 refuses(conn)
-        assert stats(conn, QUEUE)["dead"] == 2
-        assert change(conn, "discard", first) == ["discarded"]
-        assert change(conn, "restore", first) == ["restored"]
+        assert stats(conn, pgmq.QUEUE)["dead"] == 2
+        assert pgmq.change(conn, "discard", first) == ["discarded"]
+        assert pgmq.change(conn, "restore", first) == ["restored"]
         conn.execute("select bartleby.drop_queue('jobs', true)")
-        assert letters(conn) == []
+        assert pgmq.letters(conn) == []
 
 
 class TestRaces:
     def test_queue_is_not_detached_while_a_reader_buries(self, conn: Connection, connect: Connect) -> None:
-        made(conn, max_attempts=1)
-        put(conn, 1)
-        read(conn)
+        pgmq.made(conn, max_attempts=1)
+        pgmq.put(conn, 1)
+        pgmq.read(conn)
         reader = connect(autocommit=False)
-        assert read(reader) == []
+        assert pgmq.read(reader) == []
         with refused("ZB009", "in use"):
             conn.execute("select bartleby.drop_queue('jobs', true)")
         reader.commit()
-        assert (len(letters(conn)), inside(conn)) == (1, [])
+        assert (len(pgmq.letters(conn)), pgmq.inside(conn)) == (1, [])
         conn.execute("select bartleby.drop_queue('jobs', true)")
-        assert letters(conn) == []
+        assert pgmq.letters(conn) == []
 
     def test_heartbeat_does_not_wait(self, conn: Connection, connect: Connect) -> None:
-        made(conn)
-        put(conn, 1, 2)
-        first, second = claim(conn, 1), claim(conn, 1)
+        pgmq.made(conn)
+        pgmq.put(conn, 1, 2)
+        first, second = pgmq.claim(conn, 1), pgmq.claim(conn, 1)
         settling = connect(autocommit=False)
         assert ack(settling, first.lease) == 1
         conn.execute("set statement_timeout = '60s'")
@@ -148,49 +130,49 @@ class TestRaces:
         hidden = "select count(*) from pgmq.q_jobs where vt > now() + interval '30 minutes'"
         assert value(conn, hidden) == 1
         settling.commit()
-        assert inside(conn) == [2]
+        assert pgmq.inside(conn) == [2]
 
     def test_claim_that_began_before_a_replay_gets_its_message(self, conn: Connection, connect: Connect) -> None:
-        (sent,) = dead(conn, 1)
+        (sent,) = pgmq.dead(conn, 1)
         operator, worker = connect(autocommit=False), connect()
         operator.execute("lock table pgmq.q_jobs in access exclusive mode")
-        replay(operator, sent)
-        with waiting(conn, worker, claim, for_whom=operator) as under_way:
+        pgmq.replay(operator, sent)
+        with waiting(conn, worker, pgmq.claim, for_whom=operator) as under_way:
             operator.commit()
             assert [each["message_id"] for each in under_way.result().messages] == [sent]
 
 
 def test_long_texts_are_cut_and_read_counts_kept(conn: Connection) -> None:
-    made(conn, max_attempts=1)
-    (msg_id,) = put(conn, 1)
-    read(conn)
+    pgmq.made(conn, max_attempts=1)
+    (msg_id,) = pgmq.put(conn, 1)
+    pgmq.read(conn)
     word = "".join(random.choices(string.ascii_letters, k=20_000))
-    fail(conn, msg_id, "boom", word, fingerprint=word, rule=word, worker=word, worker_version=word, handler=word)
-    assert read(conn) == []
+    pgmq.fail(conn, msg_id, "boom", word, fingerprint=word, rule=word, worker=word, worker_version=word, handler=word)
+    assert pgmq.read(conn) == []
     texts = "select error_type, fingerprint, rule, worker, worker_version, handler from bartleby.attempts"
     (found,) = rows(conn, texts)
     assert {name for name, each in found.items() if len(each) > 2000} == set()
-    (often,) = put(conn, 2)
+    (often,) = pgmq.put(conn, 2)
     conn.execute("update pgmq.q_jobs set read_ct = 100000 where msg_id = %s", [often])
-    assert read(conn) == []
-    (never,) = put(conn, 3)
+    assert pgmq.read(conn) == []
+    (never,) = pgmq.put(conn, 3)
     conn.execute("select bartleby.force_breaker('jobs', 'ann', 'x')")
-    fail(conn, never)
+    pgmq.fail(conn, never)
     assert value(conn, "select read_ct from pgmq.q_jobs") == 0
     conn.execute("select bartleby.pgmq_reject('jobs', %s, 'unacceptable')", [never])
-    assert [each["attempts"] for each in letters(conn)] == [1, 100_000, 0]
+    assert [each["attempts"] for each in pgmq.letters(conn)] == [1, 100_000, 0]
 
 
 def test_worker_needs_no_right_in_pgmq_and_gets_none(conn: Connection) -> None:
-    made(conn, max_attempts=1)
+    pgmq.made(conn, max_attempts=1)
     conn.execute("select pgmq.create('secret')")
-    put(conn, 1)
-    put(conn, "secret", queue="secret")
+    pgmq.put(conn, 1)
+    pgmq.put(conn, "secret", queue="secret")
     conn.execute("set role bartleby_worker")
-    assert len(read(conn)) == 1
-    assert read(conn) == []
+    assert len(pgmq.read(conn)) == 1
+    assert pgmq.read(conn) == []
     with refused("ZB001", "attached"):
-        read(conn, queue="secret")
+        pgmq.read(conn, queue="secret")
     for query in (
         "select bartleby.pgmq_attach('secret')",
         "select * from pgmq.q_secret",
@@ -199,4 +181,4 @@ def test_worker_needs_no_right_in_pgmq_and_gets_none(conn: Connection) -> None:
         with refused("42501"):
             conn.execute(query.encode())
     conn.execute("reset role")
-    assert (inside(conn, "secret"), statuses(conn)) == (["secret"], {"1": "dead"})
+    assert (pgmq.inside(conn, "secret"), pgmq.statuses(conn)) == (["secret"], {"1": "dead"})

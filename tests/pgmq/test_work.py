@@ -4,90 +4,76 @@ from typing import Any
 
 import pytest
 
-from tests.kit.pgmq import (
-    QUEUE,
-    SIBLING,
-    agrees,
-    claim,
-    dead,
-    inside,
-    lapse,
-    letters,
-    made,
-    put,
-    read,
-    replay,
-    statuses,
-)
+from tests.kit import pgmq
 from tests.kit.sql import Connect, Connection, ack, reap, refused, release, rows, stats, value, waiting
 from tests.kit.sql import fail_all as fail
 
 
 def test_messages_are_claimed_and_completed(conn: Connection) -> None:
-    made(conn)
-    sent = put(conn, {"n": 1}, 2, headers={"trace": "x"})
-    claimed = claim(conn)
+    pgmq.made(conn)
+    sent = pgmq.put(conn, {"n": 1}, 2, headers={"trace": "x"})
+    claimed = pgmq.claim(conn)
     assert claimed.positions == sent
     assert [(each["payload"], each["attempt"], each["headers"]) for each in claimed.messages] == [
         ({"n": 1}, 1, {"trace": "x"}), (2, 1, {"trace": "x"}),
     ]  # fmt: skip
-    assert read(conn) == []
-    assert claim(conn).messages == []
-    assert (stats(conn, QUEUE)["ready"], stats(conn, QUEUE)["leased"]) == (0, 2)
+    assert pgmq.read(conn) == []
+    assert pgmq.claim(conn).messages == []
+    assert (stats(conn, pgmq.QUEUE)["ready"], stats(conn, pgmq.QUEUE)["leased"]) == (0, 2)
     assert ack(conn, claimed.lease, sent[:1]) == 1
-    assert inside(conn) == [2]
+    assert pgmq.inside(conn) == [2]
     assert ack(conn, claimed.lease) == 1
-    assert inside(conn) == []
+    assert pgmq.inside(conn) == []
     assert rows(conn, "select * from bartleby.pgmq_message") == []
     with refused("ZB006"):
         ack(conn, claimed.lease)
 
 
 def test_message_keeps_its_id(conn: Connection) -> None:
-    made(conn, max_attempts=2)
-    put(conn, 1)
+    pgmq.made(conn, max_attempts=2)
+    pgmq.put(conn, 1)
     ids = []
     for _ in range(2):
-        claimed = claim(conn)
+        claimed = pgmq.claim(conn)
         ids += [each["message_id"] for each in claimed.messages]
         fail(conn, claimed, error="boom", error_type="E", traceback="here")
-    assert claim(conn).messages == []
-    (letter,) = letters(conn)
+    assert pgmq.claim(conn).messages == []
+    (letter,) = pgmq.letters(conn)
     assert ids == [letter["message_id"]] * 2
     assert (letter["attempts"], letter["error"], letter["traceback"], letter["worker"]) == (2, "boom", "here", "w")
-    agrees(conn)
+    pgmq.agrees(conn)
 
 
 def test_released_message_is_not_charged_and_an_extended_one_stays_hidden(conn: Connection) -> None:
-    made(conn)
-    put(conn, 1)
+    pgmq.made(conn)
+    pgmq.put(conn, 1)
     for _ in range(7):
-        claimed = claim(conn)
+        claimed = pgmq.claim(conn)
         assert [each["attempt"] for each in claimed.messages] == [1]
         assert release(conn, claimed.lease) == 1
     assert value(conn, "select read_ct from pgmq.q_jobs") == 0
-    conn.execute("select bartleby.extend(%s, '1 hour')", [[claim(conn).lease]])
+    conn.execute("select bartleby.extend(%s, '1 hour')", [[pgmq.claim(conn).lease]])
     assert value(conn, "select vt > clock_timestamp() + interval '50 minutes' from pgmq.q_jobs") is True
 
 
 def test_lost_worker_charges_only_a_message_that_ran_alone(conn: Connection) -> None:
-    made(conn, crash_budget=2)
-    put(conn, 1, 2)
-    claim(conn)
-    lapse(conn)
+    pgmq.made(conn, crash_budget=2)
+    pgmq.put(conn, 1, 2)
+    pgmq.claim(conn)
+    pgmq.lapse(conn)
     assert [(each["messages"], each["outcome"]) for each in reap(conn)] == [(2, "released")]
     assert value(conn, "select array_agg(read_ct) from pgmq.q_jobs") == [0, 0]
     for expected in ("retry", "dead"):
-        claimed = claim(conn)
+        claimed = pgmq.claim(conn)
         assert [(each["payload"], each["solo"]) for each in claimed.messages] == [(1, True)]
-        lapse(conn)
+        pgmq.lapse(conn)
         assert [each["outcome"] for each in reap(conn)] == [expected]
-    assert [(each["payload"], each["reason"]) for each in letters(conn)] == [(1, "crashed")]
-    claimed = claim(conn)
+    assert [(each["payload"], each["reason"]) for each in pgmq.letters(conn)] == [(1, "crashed")]
+    claimed = pgmq.claim(conn)
     assert [(each["payload"], each["solo"], each["attempt"]) for each in claimed.messages] == [(2, True, 1)]
     ack(conn, claimed.lease)
     assert rows(conn, "select * from bartleby.pgmq_message where msg_id is not null") == []
-    agrees(conn)
+    pgmq.agrees(conn)
 
 
 LATE: dict[str, dict[str, Any]] = {
@@ -100,11 +86,11 @@ LATE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("late", LATE)
 def test_late_worker_does_not_take_the_message_from_its_new_reader(conn: Connection, late: str) -> None:
-    made(conn)
-    put(conn, 1)
-    claimed = claim(conn)
-    lapse(conn)
-    (got,) = read(conn, vt=3600)
+    pgmq.made(conn)
+    pgmq.put(conn, 1)
+    claimed = pgmq.claim(conn)
+    pgmq.lapse(conn)
+    (got,) = pgmq.read(conn, vt=3600)
     assert got["read_ct"] == 2
     if late == "reap":
         reap(conn)
@@ -116,41 +102,41 @@ def test_late_worker_does_not_take_the_message_from_its_new_reader(conn: Connect
         assert late == "retry" or "somebody else" in value(conn, "select rule from bartleby.attempts")
     seen = "select read_ct, vt > clock_timestamp() + interval '50 minutes' as hidden from pgmq.q_jobs"
     assert rows(conn, seen) == [{"read_ct": 2, "hidden": True}]
-    assert (letters(conn), inside(conn), inside(conn, SIBLING)) == ([], [1], [])
+    assert (pgmq.letters(conn), pgmq.inside(conn), pgmq.inside(conn, pgmq.SIBLING)) == ([], [1], [])
 
 
 def test_verdict_waits_for_a_reader_under_way(conn: Connection, connect: Connect) -> None:
-    made(conn)
-    put(conn, 1)
-    claimed = claim(conn)
-    lapse(conn)
+    pgmq.made(conn)
+    pgmq.put(conn, 1)
+    claimed = pgmq.claim(conn)
+    pgmq.lapse(conn)
     reader, worker = connect(autocommit=False), connect()
-    assert len(read(reader, vt=3600)) == 1
+    assert len(pgmq.read(reader, vt=3600)) == 1
     with waiting(conn, worker, lambda late: fail(late, claimed, verdict="dead"), for_whom=reader) as under_way:
         reader.commit()
         assert [each["verdict"] for each in under_way.result()] == ["retry"]
-    assert (letters(conn), inside(conn)) == ([], [1])
+    assert (pgmq.letters(conn), pgmq.inside(conn)) == ([], [1])
 
 
 def test_replayed_letter_is_resolved(conn: Connection) -> None:
-    (sent,) = dead(conn, 1)
-    replay(conn, sent)
-    claimed = claim(conn)
+    (sent,) = pgmq.dead(conn, 1)
+    pgmq.replay(conn, sent)
+    claimed = pgmq.claim(conn)
     assert [each["message_id"] for each in claimed.messages] == [sent]
     ack(conn, claimed.lease)
-    assert statuses(conn) == {"1": "resolved"}
+    assert pgmq.statuses(conn) == {"1": "resolved"}
 
 
 def test_open_breaker_lets_probes_run_and_charges_nothing(conn: Connection) -> None:
-    made(conn)
-    put(conn, 1, 2)
-    claimed = claim(conn)
-    conn.execute("select bartleby.open_breaker(%s, 'down', '1 second')", [QUEUE])
+    pgmq.made(conn)
+    pgmq.put(conn, 1, 2)
+    claimed = pgmq.claim(conn)
+    conn.execute("select bartleby.open_breaker(%s, 'down', '1 second')", [pgmq.QUEUE])
     fail(conn, claimed, error="down", delay=0)
     assert value(conn, "select array_agg(read_ct) from pgmq.q_jobs") == [0, 0]
-    assert read(conn) == claim(conn).messages == []
+    assert pgmq.read(conn) == pgmq.claim(conn).messages == []
     conn.execute("update bartleby.breaker set next_probe_at = clock_timestamp()")
-    probe = claim(conn)
+    probe = pgmq.claim(conn)
     assert len(probe.messages) == 1
     ack(conn, probe.lease)
     assert value(conn, "select array_agg(read_ct) from pgmq.q_jobs") == [0]

@@ -7,32 +7,20 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.kit import sql
 from tests.kit.refusals import assert_refused
-from tests.kit.sql import (
-    SQL,
-    Connect,
-    Connection,
-    column,
-    create,
-    psql,
-    refused,
-    row,
-    rows,
-    send,
-    value,
-    waiting,
-)
+from tests.kit.sql import Connect, Connection
 
 NOTHING = "0" * 64
 BY = "p_actor => 'ana', p_reason => 'because', p_request_id => 'r-1'"
 
 
 def lines(conn: Connection) -> list[dict[str, Any]]:
-    return rows(conn, "select * from bartleby.audit_log order by id")
+    return sql.rows(conn, "select * from bartleby.audit_log order by id")
 
 
 def actions(conn: Connection) -> list[str]:
-    return column(conn, "select action from bartleby.audit_log order by id")
+    return sql.column(conn, "select action from bartleby.audit_log order by id")
 
 
 def problems(conn: Connection, anchor: str | None = None) -> list[tuple[int, str]]:
@@ -40,7 +28,7 @@ def problems(conn: Connection, anchor: str | None = None) -> list[tuple[int, str
 
 
 def anchor_of(conn: Connection) -> str:
-    return str(value(conn, "select bartleby.audit_anchor()"))
+    return str(sql.value(conn, "select bartleby.audit_anchor()"))
 
 
 def call(conn: Connection, *calls: str) -> None:
@@ -84,7 +72,7 @@ class TestRecording:
     """Each action that changes a queue or its breaker leaves one line."""
 
     def test_each_action_is_recorded_once_with_what_it_changed(self, conn: Connection) -> None:
-        create(conn)
+        sql.create(conn)
         q = {"queue": "q"}
         breaker = [{"breaker_state": state} for state in ("closed", "open", "forced")]
         for before, action, want in (
@@ -104,17 +92,17 @@ class TestRecording:
             with conn.transaction(force_rollback=True):
                 call(conn, *before)
                 already = len(lines(conn))
-                began = value(conn, "select bartleby.clock()")
+                began = sql.value(conn, "select bartleby.clock()")
                 call(conn, action % BY)
                 (line,) = lines(conn)[already:]
                 assert (line["action"], line["subject"], line["before"], line["after"]) == want, action
                 assert (line["actor"], line["reason"], line["request_id"]) == ("ana", "because", "r-1"), action
                 assert line["db_user"] == conn.info.user
-                assert began <= line["at"] <= value(conn, "select bartleby.clock()")
+                assert began <= line["at"] <= sql.value(conn, "select bartleby.clock()")
                 assert problems(conn) == []
 
     def test_what_changes_nothing_is_not_recorded(self, conn: Connection) -> None:
-        create(conn, lease=10)
+        sql.create(conn, lease=10)
         call(conn, "create_queue('q')", "create_queue('q', '{\"lease\": \"10 seconds\"}')")
         call(conn, "configure_queue('q', '{}')", 'configure_queue(\'q\', \'{"lease": 10, "breaker": "auto"}\')')
         call(conn, "resume_queue('q')", "close_breaker('q', 'ana', 'because')")
@@ -125,9 +113,9 @@ class TestRecording:
         assert actions(conn) == ["queue.create", "queue.pause", "queue.configure", "breaker.force"]
 
     def test_refused_action_is_not_recorded(self, conn: Connection) -> None:
-        create(conn)
-        send(conn, 1)
-        before = row(conn, "select * from bartleby.queue")
+        sql.create(conn)
+        sql.send(conn, 1)
+        before = sql.row(conn, "select * from bartleby.queue")
         for statement in ("configure_queue('q', '{\"lease\": -1}')", "create_queue('new', '{\"lease\": -1}')"):
             assert_refused(conn, "ZB003", "lease", f"select bartleby.{statement}")
         for verb in ("close_breaker", "force_breaker"):
@@ -139,7 +127,7 @@ class TestRecording:
                 word = f"too long for the audit trail: the {name}"
                 assert_refused(conn, "ZB008", word, f"select bartleby.{verb}('q', %s, %s)", *given)
         assert_refused(conn, "ZB008", "the request id", "select bartleby.pause_queue('q', 'a', 'b', %s)", "c" * 201)
-        assert (actions(conn), row(conn, "select * from bartleby.queue")) == (["queue.create"], before)
+        assert (actions(conn), sql.row(conn, "select * from bartleby.queue")) == (["queue.create"], before)
         longest = ["ü" * 200, "ü" * 2000, "ü" * 200]
         conn.execute("select bartleby.pause_queue('q', %s, %s, %s)", longest)
         assert [lines(conn)[1][name] for name in ("actor", "reason", "request_id")] == longest
@@ -147,14 +135,14 @@ class TestRecording:
 
     def test_recorded_policy_can_be_restored_and_ignores_session_settings(self, conn: Connection) -> None:
         """A month is not 30 days, though PostgreSQL calls them equal."""
-        create(conn, retention="30 days")
-        usual = row(conn, "select * from bartleby.queues")
+        sql.create(conn, retention="30 days")
+        usual = sql.row(conn, "select * from bartleby.queues")
         conn.execute("set intervalstyle = 'iso_8601'")
-        create(conn, "q", retention="1 mon", give_up_after=3600, backoff="fixed")
+        sql.create(conn, "q", retention="1 mon", give_up_after=3600, backoff="fixed")
         assert lines(conn)[1]["after"] == {"retention": "1 mon", "give_up_after": "01:00:00", "backoff": "fixed"}
         conn.execute("reset intervalstyle")
         conn.execute("select bartleby.configure_queue('q', before) from bartleby.audit_log where id = 2")
-        assert row(conn, "select * from bartleby.queues") == usual
+        assert sql.row(conn, "select * from bartleby.queues") == usual
 
     @pytest.mark.own_database
     def test_actor_defaults_to_the_session_user_and_never_hides_it(self, conn: Connection) -> None:
@@ -174,25 +162,25 @@ class TestOrder:
 
     def test_what_changes_nothing_waits_for_no_action_and_the_rest_does(self, connect: Connect) -> None:
         operator, application = connect(autocommit=False), connect()
-        create(application, lease=10)
-        create(application, "a")
+        sql.create(application, lease=10)
+        sql.create(application, "a")
         operator.execute("select bartleby.pause_queue('q')")
         application.execute("set statement_timeout = '30s'")
-        create(application)
-        create(application, lease=10)
+        sql.create(application)
+        sql.create(application, lease=10)
         application.execute("set lock_timeout = '100ms'")
         for changes in ("create_queue('q', '{\"lease\": 11}')", "drop_queue('a')"):
-            with refused("55P03", row=changes):
+            with sql.refused("55P03", row=changes):
                 call(application, changes)
         operator.commit()
         call(application, "drop_queue('a')")
 
     def test_second_action_waits_and_follows_the_first(self, connect: Connect) -> None:
         one, two, observer = connect(autocommit=False), connect(), connect()
-        create(observer, "a")
-        create(observer, "b")
+        sql.create(observer, "a")
+        sql.create(observer, "b")
         one.execute("select bartleby.pause_queue('a', 'ana')")
-        with waiting(observer, two, lambda conn: call(conn, "pause_queue('b', 'bob')"), for_whom=one) as second:
+        with sql.waiting(observer, two, lambda conn: call(conn, "pause_queue('b', 'bob')"), for_whom=one) as second:
             assert problems(observer) == []
             assert len(lines(observer)) == 2
             one.commit()
@@ -202,8 +190,8 @@ class TestOrder:
 
     def test_actions_in_opposite_order_do_not_deadlock(self, connect: Connect) -> None:
         one, two, observer = connect(autocommit=False), connect(autocommit=False), connect()
-        create(observer, "a")
-        create(observer, "b")
+        sql.create(observer, "a")
+        sql.create(observer, "b")
         call(observer, "open_breaker('b', 'storm', '0')")
 
         def backwards(conn: Connection) -> None:
@@ -211,7 +199,7 @@ class TestOrder:
             conn.commit()
 
         call(one, "pause_queue('a')")
-        with waiting(observer, two, backwards, for_whom=one) as second:
+        with sql.waiting(observer, two, backwards, for_whom=one) as second:
             call(one, "pause_queue('b')")
             one.commit()
             second.result()
@@ -220,23 +208,23 @@ class TestOrder:
 
     def test_action_with_an_old_snapshot_fails_whole(self, connect: Connect) -> None:
         one, two, observer = connect(autocommit=False), connect(autocommit=False), connect()
-        create(observer)
+        sql.create(observer)
         two.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         call(one, "pause_queue('q')")
         work = "force_breaker('q', 'bob', 'x')"
-        with waiting(observer, two, lambda conn: call(conn, work), for_whom=one) as second:
+        with sql.waiting(observer, two, lambda conn: call(conn, work), for_whom=one) as second:
             one.commit()
-            with refused("40001"):
+            with sql.refused("40001"):
                 second.result()
         two.rollback()
-        assert value(observer, "select breaker_state from bartleby.queue") == "closed"
+        assert sql.value(observer, "select breaker_state from bartleby.queue") == "closed"
         call(two, work)
         two.commit()
         assert actions(observer) == ["queue.create", "queue.pause", "breaker.force"]
         assert problems(observer) == []
 
     def test_rollback_leaves_no_line_and_no_gap(self, conn: Connection) -> None:
-        create(conn)
+        sql.create(conn)
         with conn.transaction(force_rollback=True):
             call(conn, "pause_queue('q')")
         with conn.transaction():
@@ -325,7 +313,7 @@ class TestVerifying:
         )
         write_lines(conn)
         previous = NOTHING
-        for line in rows(
+        for line in sql.rows(
             conn,
             "select id, (extract(epoch from at) * 1000000)::bigint::text as at, actor, db_user, action, subject::text,"
             " reason, request_id, before::text, after::text, hash from bartleby.audit_log order by id",
@@ -402,19 +390,19 @@ class TestProtection:
                     assert_refused(conn, "42501", "denied", lock)
 
     def test_no_action_is_done_without_a_head(self, conn: Connection) -> None:
-        create(conn)
+        sql.create(conn)
         tamper(conn, "delete from bartleby.audit_head")
         for action in ("pause_queue('q')", "force_breaker('q', 'ana', 'because')"):
             assert_refused(conn, "ZB008", "lost its head", f"select bartleby.{action}")
-        create(conn)
+        sql.create(conn)
 
     @pytest.mark.own_database
     def test_installing_again_keeps_the_log_and_hides_nothing(self, conn: Connection, dsn: str) -> None:
         write_lines(conn)
         noted = anchor_of(conn)
-        assert psql(dsn, file=SQL / "install.sql").returncode == 0
+        assert sql.psql(dsn, file=sql.SQL / "install.sql").returncode == 0
         assert anchor_of(conn) == noted
         assert problems(conn, noted) == []
         tamper(conn, f"{CUT} > 5", "delete from bartleby.audit_head")
-        assert psql(dsn, file=SQL / "install.sql").returncode == 0
+        assert sql.psql(dsn, file=sql.SQL / "install.sql").returncode == 0
         assert problems(conn) == [(5, "the head is missing: lines may have been cut off after this one")]

@@ -6,34 +6,15 @@ from typing import Any
 
 import pytest
 
+from tests.kit import sql
 from tests.kit.clock import Clock
 from tests.kit.refusals import assert_refused, refused_row
-from tests.kit.sql import (
-    Claim,
-    Connect,
-    Connection,
-    ack,
-    claim,
-    column,
-    create,
-    fail,
-    fail_all,
-    reap,
-    refused,
-    reject,
-    release,
-    row,
-    rows,
-    send,
-    send_count,
-    stats,
-    value,
-)
+from tests.kit.sql import Claim, Connect, Connection
 
 
 @pytest.fixture
 def conn(conn: Connection) -> Connection:
-    create(conn, "q", backoff="none")
+    sql.create(conn, "q", backoff="none")
     return conn
 
 
@@ -44,40 +25,40 @@ def clock(clock: Clock) -> Clock:
 
 
 def open_breaker(conn: Connection, cause: str | None = "ConnectionError", over: str | None = "1 minute") -> bool:
-    return bool(value(conn, "select bartleby.open_breaker('q', %s, %s)", cause, over))
+    return bool(sql.value(conn, "select bartleby.open_breaker('q', %s, %s)", cause, over))
 
 
 def close_breaker(conn: Connection) -> bool:
-    return bool(value(conn, "select bartleby.close_breaker('q', 'me', 'fixed')"))
+    return bool(sql.value(conn, "select bartleby.close_breaker('q', 'me', 'fixed')"))
 
 
 def force_breaker(conn: Connection) -> bool:
-    return bool(value(conn, "select bartleby.force_breaker('q', 'me', 'migration')"))
+    return bool(sql.value(conn, "select bartleby.force_breaker('q', 'me', 'migration')"))
 
 
 def state(conn: Connection) -> str:
-    return str(stats(conn)["breaker"])
+    return str(sql.stats(conn)["breaker"])
 
 
 def events(conn: Connection) -> list[str]:
     query = "select type from bartleby.events where type like 'io.bartleby.breaker.%%' order by id"
-    return [kind.rpartition(".")[2] for kind in column(conn, query)]
+    return [kind.rpartition(".")[2] for kind in sql.column(conn, query)]
 
 
 def idle(conn: Connection) -> float:
     """How many seconds a worker that found nothing may sleep."""
-    return float(value(conn, "select extract(epoch from bartleby.idle('q', '1 minute'))"))
+    return float(sql.value(conn, "select extract(epoch from bartleby.idle('q', '1 minute'))"))
 
 
 def until_probe(conn: Connection) -> float:
-    return float(value(conn, "select extract(epoch from next_probe_at - bartleby.clock()) from bartleby.queues"))
+    return float(sql.value(conn, "select extract(epoch from next_probe_at - bartleby.clock()) from bartleby.queues"))
 
 
 @pytest.fixture
 def sleeper(connect: Connect) -> Connection:
     """A session that is notified as a worker is."""
     listening = connect()
-    listening.execute("listen " + value(listening, "select bartleby.channel('q')"))
+    listening.execute("listen " + sql.value(listening, "select bartleby.channel('q')"))
     return listening
 
 
@@ -88,48 +69,48 @@ def notified(conn: Connection) -> list[str]:
 def probe(conn: Connection, clock: Clock) -> Claim:
     """Go to the time of the next probe, and claim it."""
     clock.advance(max(0.0, until_probe(conn)) + 0.001)
-    claimed = claim(conn, 100)
+    claimed = sql.claim(conn, 100)
     assert len(claimed.messages) == 1
     return claimed
 
 
 def settle(conn: Connection, clock: Clock, work: Claim, outcome: str) -> None:
     if outcome == "ack":
-        ack(conn, work.lease)
+        sql.ack(conn, work.lease)
     elif outcome == "release":
-        release(conn, work.lease)
+        sql.release(conn, work.lease)
     elif outcome == "reject":
-        reject(conn, work.lease, work.positions[0], "unacceptable")
+        sql.reject(conn, work.lease, work.positions[0], "unacceptable")
     elif outcome == "lapse":
         clock.advance(61)
-        assert len(reap(conn)) == 1
+        assert len(sql.reap(conn)) == 1
     else:
         failures = {"fail": {}, "dead": {"verdict": "dead"}, "bad": {"reason": "unacceptable", "verdict": "retry"}}
-        fail_all(conn, work, **failures[outcome])
+        sql.fail_all(conn, work, **failures[outcome])
 
 
 def stormy(conn: Connection, count: int = 20) -> None:
-    send_count(conn, count)
+    sql.send_count(conn, count)
     assert open_breaker(conn)
 
 
 class TestOpening:
     def test_it_opens_once_and_reports_the_cause(self, conn: Connection) -> None:
-        create(conn, "other")
-        send(conn, 1, "other")
+        sql.create(conn, "other")
+        sql.send(conn, 1, "other")
         assert open_breaker(conn, "ConnectionRefusedError: 10.0.0.1")
         assert not open_breaker(conn, "another")
-        found = stats(conn)
+        found = sql.stats(conn)
         assert (found["breaker"], found["breaker_cause"]) == ("open", "ConnectionRefusedError: 10.0.0.1")
         assert found["next_probe_at"] - found["breaker_since"] == timedelta(seconds=1)
         opened = {"type": "io.bartleby.breaker.opened", "queue": "q"}
-        assert rows(conn, "select type, queue, data from bartleby.events") == [
+        assert sql.rows(conn, "select type, queue, data from bartleby.events") == [
             opened | {"data": {"cause": "ConnectionRefusedError: 10.0.0.1"}}
         ]
-        assert claim(conn, queue="other").payloads == [1], "each queue has its own breaker"
+        assert sql.claim(conn, queue="other").payloads == [1], "each queue has its own breaker"
         conn.execute("select bartleby.open_breaker('other', %s, '0')", ["x" * 1_000_000])
-        assert len(stats(conn, "other")["breaker_cause"]) == 1000
-        assert value(conn, "select length(data ->> 'cause') from bartleby.events where queue = 'other'") == 1000
+        assert len(sql.stats(conn, "other")["breaker_cause"]) == 1000
+        assert sql.value(conn, "select length(data ->> 'cause') from bartleby.events where queue = 'other'") == 1000
 
     def test_bad_evidence_and_bad_modes_are_refused(self, conn: Connection) -> None:
         for cause, over in ((None, "1 s"), ("", "1 s"), ("  ", "1 s"), ("c", None), ("c", "-1 s")):
@@ -137,7 +118,7 @@ class TestOpening:
         modes: list[Any] = ["on", "AUTO", None, True, 1, []]
         for bad in modes:
             with refused_row(bad, "ZB003", "breaker"):
-                create(conn, "q", breaker=bad)
+                sql.create(conn, "q", breaker=bad)
         assert state(conn) == "closed"
 
     def test_evidence_from_before_the_last_closing_is_ignored(self, conn: Connection, clock: Clock) -> None:
@@ -160,14 +141,14 @@ class TestOpening:
 
     def test_policy_off_closes_it_and_keeps_it_closed(self, conn: Connection) -> None:
         stormy(conn)
-        create(conn, "q", max_attempts=3)
+        sql.create(conn, "q", max_attempts=3)
         assert state(conn) == "open", "a policy without it leaves it open"
-        create(conn, "q", breaker="off")
-        assert (state(conn), len(claim(conn, 100).messages), open_breaker(conn)) == ("off", 20, False)
+        sql.create(conn, "q", breaker="off")
+        assert (state(conn), len(sql.claim(conn, 100).messages), open_breaker(conn)) == ("off", 20, False)
         assert events(conn) == ["opened", "closed"]
         reason = "select data ->> 'reason' from bartleby.events where data ? 'reason'"
-        assert value(conn, reason) == "the policy says off"
-        create(conn, "q", breaker="auto")
+        assert sql.value(conn, reason) == "the policy says off"
+        sql.create(conn, "q", breaker="auto")
         assert (state(conn), open_breaker(conn, over="0")) == ("closed", True)
 
 
@@ -175,131 +156,133 @@ class TestProbes:
     def test_one_at_a_time_and_none_before_it_is_due(self, conn: Connection, clock: Clock) -> None:
         stormy(conn)
         clock.advance(0.99)
-        assert claim(conn, 100).messages == []
+        assert sql.claim(conn, 100).messages == []
         clock.advance(0.02)
-        work = claim(conn, 100)
+        work = sql.claim(conn, 100)
         assert len(work.messages) == 1
-        found = stats(conn)
+        found = sql.stats(conn)
         assert (found["leased"], found["next_probe_at"]) == (1, None)
         for _ in range(5):
             clock.advance(50)
             conn.execute("select bartleby.extend(%s, '1 minute')", [[work.lease]])
-            assert reap(conn) == claim(conn).messages == []
+            assert sql.reap(conn) == sql.claim(conn).messages == []
 
     def test_waits_double_while_probes_fail(self, conn: Connection, clock: Clock) -> None:
         stormy(conn)
         for expected in (1, 2, 4, 8, 16, 30, 30, 30):
             assert until_probe(conn) == expected
             assert idle(conn) == pytest.approx(expected)
-            fail_all(conn, probe(conn, clock))
-        assert value(conn, "select bartleby.idle('q', '5 s')") == timedelta(seconds=5)
-        ack(conn, probe(conn, clock).lease)
-        fail_all(conn, claim(conn))
+            sql.fail_all(conn, probe(conn, clock))
+        assert sql.value(conn, "select bartleby.idle('q', '5 s')") == timedelta(seconds=5)
+        sql.ack(conn, probe(conn, clock).lease)
+        sql.fail_all(conn, sql.claim(conn))
         assert until_probe(conn) == 2, "a success makes the waits short again"
 
     def test_three_successes_in_a_row_close_it(self, conn: Connection, clock: Clock) -> None:
         stormy(conn)
         work = probe(conn, clock)
-        ack(conn, work.lease, [])
-        assert (claim(conn).messages, value(conn, "select passed from bartleby.breaker")) == ([], 0)
+        sql.ack(conn, work.lease, [])
+        assert (sql.claim(conn).messages, sql.value(conn, "select passed from bartleby.breaker")) == ([], 0)
         for number in range(3):
             assert (state(conn), len(work.messages)) == ("open", 1)
-            ack(conn, work.lease, work.positions if number else None)
-            work = claim(conn, 100)
-        found = stats(conn)
+            sql.ack(conn, work.lease, work.positions if number else None)
+            work = sql.claim(conn, 100)
+        found = sql.stats(conn)
         assert (found["breaker"], found["breaker_cause"], found["next_probe_at"]) == ("closed", None, None)
         assert (len(work.messages), events(conn)) == (17, ["opened", "closed"])
-        data = value(conn, "select data from bartleby.events order by id desc limit 1")
+        data = sql.value(conn, "select data from bartleby.events order by id desc limit 1")
         assert (data["cause"], set(data)) == ("ConnectionError", {"cause", "opened_at"})
 
     def test_failed_probe_starts_again_and_bad_message_is_ignored(self, conn: Connection, clock: Clock) -> None:
-        create(conn, "q", max_attempts=1)  # a probe that fails is not charged
+        sql.create(conn, "q", max_attempts=1)  # a probe that fails is not charged
         stormy(conn)
-        ack(conn, probe(conn, clock).lease)
-        ack(conn, claim(conn).lease)
+        sql.ack(conn, probe(conn, clock).lease)
+        sql.ack(conn, sql.claim(conn).lease)
         for outcome in ("fail", "release", "lapse", "dead", "bad", "reject"):
             with conn.transaction(force_rollback=True):
-                work = claim(conn)
+                work = sql.claim(conn)
                 settle(conn, clock, work, outcome)
                 with refused_row(outcome, "ZB006"), conn.transaction():
-                    ack(conn, work.lease)
+                    sql.ack(conn, work.lease)
                 bad = outcome in {"dead", "bad", "reject"}
-                passed = value(conn, "select passed from bartleby.breaker")
-                assert (until_probe(conn), passed, stats(conn)["dead"]) == ((1, 2, 1) if bad else (2, 0, 0)), outcome
-                assert claim(conn, 100).messages == [], outcome
+                passed = sql.value(conn, "select passed from bartleby.breaker")
+                assert (until_probe(conn), passed, sql.stats(conn)["dead"]) == ((1, 2, 1) if bad else (2, 0, 0)), (
+                    outcome
+                )
+                assert sql.claim(conn, 100).messages == [], outcome
                 for _ in range(0 if bad else 2):
-                    ack(conn, probe(conn, clock).lease)
+                    sql.ack(conn, probe(conn, clock).lease)
                     assert state(conn) == "open", outcome
-                ack(conn, (probe(conn, clock) if bad else claim(conn)).lease)
+                sql.ack(conn, (probe(conn, clock) if bad else sql.claim(conn)).lease)
                 assert state(conn) == "closed", outcome
 
     def test_suspect_that_crashes_as_a_probe_is_charged(self, conn: Connection, clock: Clock) -> None:
-        send(conn, 1)
-        claim(conn)
+        sql.send(conn, 1)
+        sql.claim(conn)
         clock.advance(61)
-        reap(conn)
+        sql.reap(conn)
         open_breaker(conn)
         assert probe(conn, clock).one["solo"]
         clock.advance(61)
-        assert [found["outcome"] for found in reap(conn)] == ["retry"]
+        assert [found["outcome"] for found in sql.reap(conn)] == ["retry"]
         charged = {"attempts": 1, "crashes": 1, "solo": True}
-        assert row(conn, "select attempts, crashes, solo from bartleby.messages") == charged
-        assert value(conn, "select rule from bartleby.attempts where outcome = 'crashed'") == "crash 1 of 3"
+        assert sql.row(conn, "select attempts, crashes, solo from bartleby.messages") == charged
+        assert sql.value(conn, "select rule from bartleby.attempts where outcome = 'crashed'") == "crash 1 of 3"
         assert until_probe(conn) == 2
 
     def test_empty_queue_keeps_the_probe_due_without_writing(self, conn: Connection, clock: Clock) -> None:
         open_breaker(conn)
         clock.advance(100)
-        claim(conn)
+        sql.claim(conn)
         idle(conn)  # writes that a worker sleeps, for longer than it sleeps
         for _ in range(5):
             with conn.transaction():
-                assert claim(conn).messages == []
+                assert sql.claim(conn).messages == []
                 assert idle(conn) == 60
-                assert value(conn, "select pg_current_xact_id_if_assigned() is null")
-        send_count(conn, 5)
+                assert sql.value(conn, "select pg_current_xact_id_if_assigned() is null")
+        sql.send_count(conn, 5)
         assert idle(conn) == pytest.approx(0.01)
-        assert len(claim(conn, 5).messages) == 1
+        assert len(sql.claim(conn, 5).messages) == 1
         assert idle(conn) == 1, "while a probe is out"
 
     def test_pause_stops_probes_and_a_clock_set_back_does_not(self, conn: Connection, clock: Clock) -> None:
         stormy(conn)
         conn.execute("select bartleby.pause_queue('q')")
         clock.advance(100)
-        assert (claim(conn).messages, state(conn)) == ([], "open")
+        assert (sql.claim(conn).messages, state(conn)) == ([], "open")
         conn.execute("select bartleby.resume_queue('q')")
         clock.advance(-3600)
-        assert len(claim(conn, 9).messages) == 1
+        assert len(sql.claim(conn, 9).messages) == 1
 
     def test_only_leases_granted_while_it_is_open_are_probes(self, conn: Connection, clock: Clock) -> None:
-        send_count(conn, 7)
-        before = [claim(conn) for _ in range(5)]
+        sql.send_count(conn, 7)
+        before = [sql.claim(conn) for _ in range(5)]
         open_breaker(conn)
         for claimed in before[1:]:
-            ack(conn, claimed.lease)
-        assert (state(conn), value(conn, "select passed from bartleby.breaker")) == ("open", 0)
+            sql.ack(conn, claimed.lease)
+        assert (state(conn), sql.value(conn, "select passed from bartleby.breaker")) == ("open", 0)
         during = probe(conn, clock)
         close_breaker(conn)
-        after = claim(conn)
-        assert column(conn, "select id from bartleby.lease where probe") == [during.lease]
-        assert [ack(conn, work.lease) for work in (before[0], during, after)] == [1, 1, 1]
+        after = sql.claim(conn)
+        assert sql.column(conn, "select id from bartleby.lease where probe") == [during.lease]
+        assert [sql.ack(conn, work.lease) for work in (before[0], during, after)] == [1, 1, 1]
 
 
 class TestWaking:
     def test_closing_wakes_waiting_workers(self, conn: Connection, clock: Clock, sleeper: Connection) -> None:
-        send_count(conn, 20)
+        sql.send_count(conn, 20)
         for how in ("operator", "policy", "third probe"):
-            create(conn, "q", breaker="auto")
+            sql.create(conn, "q", breaker="auto")
             clock.advance(1)
             assert open_breaker(conn, over="0")
             for _ in range(3 if how == "third probe" else 0):
                 idle(sleeper)
-                ack(conn, (claim(conn) if idle(conn) < 1 else probe(conn, clock)).lease)
+                sql.ack(conn, (sql.claim(conn) if idle(conn) < 1 else probe(conn, clock)).lease)
             with conn.transaction():
                 if how == "operator":
                     close_breaker(conn)
                 elif how == "policy":
-                    create(conn, "q", breaker="off")
+                    sql.create(conn, "q", breaker="off")
                 idle(sleeper)  # goes to sleep while it is being closed
             assert state(conn) == ("off" if how == "policy" else "closed")
             assert notified(sleeper) == [""], how
@@ -313,8 +296,8 @@ class TestWaking:
         ):
             conn.execute(f"select bartleby.{stop}".encode())
             assert 0 < idle(sleeper) <= 1, stop
-            send_count(conn, 3)
-            send(conn, 4)
+            sql.send_count(conn, 3)
+            sql.send(conn, 4)
             conn.execute("select pg_notify(bartleby.channel('q'), 'after the messages')")
             assert notified(sleeper) == ["after the messages"], stop
             conn.execute(f"select bartleby.{resume}".encode())
@@ -324,65 +307,65 @@ class TestWaking:
 class TestCharging:
     def test_message_that_fails_while_it_is_open_goes_back_unchanged(self, conn: Connection, clock: Clock) -> None:
         """Messages that were out when it opened, of which one has failed before and is out of time."""
-        create(conn, "q", max_attempts=2, backoff="fixed", base=10, give_up_after=10)
-        send_count(conn, 2)
-        work = claim(conn, 2)
-        fail(conn, work.lease, {"position": work.positions[0]})
-        before = row(conn, "select attempts, first_failed_at from bartleby.deferred")
+        sql.create(conn, "q", max_attempts=2, backoff="fixed", base=10, give_up_after=10)
+        sql.send_count(conn, 2)
+        work = sql.claim(conn, 2)
+        sql.fail(conn, work.lease, {"position": work.positions[0]})
+        before = sql.row(conn, "select attempts, first_failed_at from bartleby.deferred")
         clock.advance(60)
-        again = claim(conn)
+        again = sql.claim(conn)
         for verdict, opens in ((None, open_breaker), ("retry", open_breaker), (None, force_breaker)):
             with conn.transaction(force_rollback=True):
                 opens(conn)
                 for lease, position in ((again.lease, again.positions[0]), (work.lease, work.positions[1])):
                     failure = {"position": position, "verdict": verdict, "rule": "KeyError is transient"}
-                    (answer,) = fail(conn, lease, failure)
+                    (answer,) = sql.fail(conn, lease, failure)
                     assert (answer["verdict"], answer["retry_at"] is None) == ("retry", False)
                 new = {"attempts": None, "first_failed_at": None}
-                assert rows(conn, "select attempts, first_failed_at from bartleby.deferred order by id") == [
+                assert sql.rows(conn, "select attempts, first_failed_at from bartleby.deferred order by id") == [
                     before,
                     new,
                 ]
                 query = "select attempt, outcome, verdict, rule from bartleby.attempts order by failed_at, message_id"
                 rule = "KeyError is transient; attempt {} of 2; not charged: the breaker is open"
-                assert rows(conn, query)[1:] == [
+                assert sql.rows(conn, query)[1:] == [
                     {"attempt": number, "outcome": "failed", "verdict": "retry", "rule": rule.format(number)}
                     for number in (2, 1)
                 ]
-                assert stats(conn)["dead"] == 0
+                assert sql.stats(conn)["dead"] == 0
 
 
 class TestOperators:
     def test_operator_closes_and_forces_it_whatever_its_state(self, conn: Connection, clock: Clock) -> None:
         assert (close_breaker(conn), events(conn)) == (False, [])
         stormy(conn)
-        since = stats(conn)["breaker_since"]
+        since = sql.stats(conn)["breaker_since"]
         clock.advance(5)
         assert [close_breaker(conn), close_breaker(conn)] == [True, False]
-        data = value(conn, "select data from bartleby.events where type like '%%closed'")
-        opened_at = value(conn, "select %s::timestamptz", data.pop("opened_at"))
+        data = sql.value(conn, "select data from bartleby.events where type like '%%closed'")
+        opened_at = sql.value(conn, "select %s::timestamptz", data.pop("opened_at"))
         assert (opened_at, data) == (since, {"cause": "ConnectionError", "actor": "me", "reason": "fixed"})
         assert [force_breaker(conn), force_breaker(conn)] == [True, False]
-        found = stats(conn)
+        found = sql.stats(conn)
         assert (found["breaker_cause"], found["next_probe_at"], idle(conn)) == ("forced by me: migration", None, 1)
         for _ in range(5):
             clock.advance(1000)
-            assert claim(conn).messages == []
+            assert sql.claim(conn).messages == []
         assert not open_breaker(conn)
         assert close_breaker(conn)
         clock.advance(1)
         assert open_breaker(conn, over="0")
         assert force_breaker(conn)
         clock.advance(100)
-        assert (state(conn), claim(conn).messages, close_breaker(conn)) == ("forced", [], True)
+        assert (state(conn), sql.claim(conn).messages, close_breaker(conn)) == ("forced", [], True)
         assert events(conn) == ["opened", "closed"] * 3, "forcing an open one is no second opening"
-        create(conn, "q", breaker="off")
+        sql.create(conn, "q", breaker="off")
         force_breaker(conn)
-        create(conn, "q", breaker="off")
+        sql.create(conn, "q", breaker="off")
         assert state(conn) == "forced"
         close_breaker(conn)
         assert state(conn) == "off"
-        assert len(claim(conn, 100).messages) == 20
+        assert len(sql.claim(conn, 100).messages) == 20
 
     def test_probe_that_is_out_when_an_operator_decides_is_a_plain_lease(self, conn: Connection, clock: Clock) -> None:
         stormy(conn)
@@ -394,37 +377,37 @@ class TestOperators:
                 if decision == "close and open":
                     clock.advance(0.001)
                     assert open_breaker(conn, over="0")
-                before = row(conn, "select * from bartleby.breaker")
+                before = sql.row(conn, "select * from bartleby.breaker")
                 settle(conn, clock, work, outcome)
-                assert row(conn, "select * from bartleby.breaker") == before, (decision, outcome)
+                assert sql.row(conn, "select * from bartleby.breaker") == before, (decision, outcome)
                 if decision == "close and open":
                     for number in range(3):
-                        ack(conn, (probe(conn, clock) if number == 0 else claim(conn)).lease)
+                        sql.ack(conn, (probe(conn, clock) if number == 0 else sql.claim(conn)).lease)
                     assert state(conn) == "closed", outcome
 
 
 def test_third_probe_that_is_settled_in_an_old_snapshot(conn: Connection, clock: Clock, connect: Connect) -> None:
     """A missed policy leaves the closing to the next probe, a missed closing is a serialization failure."""
-    send_count(conn, 20)
+    sql.send_count(conn, 20)
     worker = connect(autocommit=False)
     for missed in ("policy", "closing"):
         clock.advance(1)
         assert open_breaker(conn, over="0")
-        ack(conn, probe(conn, clock).lease)
-        ack(conn, claim(conn).lease)
-        third = claim(conn)
+        sql.ack(conn, probe(conn, clock).lease)
+        sql.ack(conn, sql.claim(conn).lease)
+        third = sql.claim(conn)
         worker.execute("set transaction isolation level repeatable read")
         worker.execute("select 1 from bartleby.queue")
         if missed == "policy":
-            create(conn, "q", max_attempts=7)
-            ack(worker, third.lease)
+            sql.create(conn, "q", max_attempts=7)
+            sql.ack(worker, third.lease)
             worker.commit()
-            assert (state(conn), value(conn, "select passed from bartleby.breaker")) == ("open", 3)
-            ack(conn, claim(conn).lease)
+            assert (state(conn), sql.value(conn, "select passed from bartleby.breaker")) == ("open", 3)
+            sql.ack(conn, sql.claim(conn).lease)
             assert state(conn) == "closed"
         else:
             close_breaker(conn)
-            with refused("40001"):
-                ack(worker, third.lease)
+            with sql.refused("40001"):
+                sql.ack(worker, third.lease)
             worker.rollback()
-            assert ack(conn, third.lease) == 1
+            assert sql.ack(conn, third.lease) == 1

@@ -2,80 +2,66 @@
 
 import pytest
 
+from tests.kit import sql
 from tests.kit.clock import Clock
-from tests.kit.sql import (
-    Connect,
-    Connection,
-    Row,
-    claim,
-    create,
-    drain,
-    refused,
-    release,
-    row,
-    rows,
-    send,
-    send_count,
-    snapshot_of_everything,
-    value,
-)
+from tests.kit.sql import Connect, Connection, Row
 
 pytestmark = pytest.mark.usefixtures("q")
 
 
 def test_messages_come_in_order_and_once_under_leases_of_their_own(conn: Connection) -> None:
-    send_count(conn, 10)
+    sql.send_count(conn, 10)
     with conn.transaction(force_rollback=True):
-        assert claim(conn, 2).payloads == [1, 2]
-    claims = [claim(conn, limit) for limit in (1, 3, 5, 5, 5)]
+        assert sql.claim(conn, 2).payloads == [1, 2]
+    claims = [sql.claim(conn, limit) for limit in (1, 3, 5, 5, 5)]
     assert [claimed.payloads for claimed in claims] == [[1], [2, 3, 4], [5, 6, 7, 8, 9], [10], []]
     assert len({claimed.lease for claimed in claims[:4]}) == 4
     assert len({position for claimed in claims for position in claimed.positions}) == 10
 
 
 def test_worker_and_end_of_the_lease_are_recorded(conn: Connection) -> None:
-    create(conn, "q", lease=90)
-    send_count(conn, 4)
+    sql.create(conn, "q", lease=90)
+    sql.send_count(conn, 4)
     lengths = {None: 90, "5 minutes": 300, "100 milliseconds": 0.1, "36000 days": 36000 * 86400}
-    leases = [claim(conn, lease=length, worker=f"host-{n}").lease for n, length in enumerate(lengths)]
+    leases = [sql.claim(conn, lease=length, worker=f"host-{n}").lease for n, length in enumerate(lengths)]
     query = "select worker, until - granted_at as lease from bartleby.lease where id = any(%s) order by id"
-    found = [(lease["worker"], lease["lease"].total_seconds()) for lease in rows(conn, query, leases)]
+    found = [(lease["worker"], lease["lease"].total_seconds()) for lease in sql.rows(conn, query, leases)]
     assert found == [(f"host-{n}", length) for n, length in enumerate(lengths.values())]
 
 
 def test_claim_out_of_bounds_or_of_an_old_snapshot_is_refused(conn: Connection) -> None:
-    send(conn, 1)
-    before = snapshot_of_everything(conn)
+    sql.send(conn, 1)
+    before = sql.snapshot_of_everything(conn)
     for limit in (0, -1, 10001, 2**31 - 1, None):
-        with refused("ZB008", "limit", row=limit):
+        with sql.refused("ZB008", "limit", row=limit):
             conn.execute("select bartleby.claim('q', 'w', %s)", [limit])
     for lease in ("0 seconds", "99 milliseconds", "-1 second", "101 years"):
-        with refused("ZB008", "lease", row=lease):
-            claim(conn, lease=lease)
-    with refused("ZB008", "worker"):
+        with sql.refused("ZB008", "lease", row=lease):
+            sql.claim(conn, lease=lease)
+    with sql.refused("ZB008", "worker"):
         conn.execute("select bartleby.claim('q', null)")
     for level in ("repeatable read", "serializable"):
         conn.execute(f"set default_transaction_isolation = '{level}'")
-        with refused("ZB007", level.upper()):
-            claim(conn)
+        with sql.refused("ZB007", level.upper()):
+            sql.claim(conn)
         conn.execute("reset default_transaction_isolation")
-    assert snapshot_of_everything(conn) == before
-    assert claim(conn, 10000).payloads == [1]
+    assert sql.snapshot_of_everything(conn) == before
+    assert sql.claim(conn, 10000).payloads == [1]
 
 
 def test_claim_does_not_wait_for_one_of_another_queue(connect: Connect, conn: Connection) -> None:
-    create(conn, "other")
-    send_count(conn, 2)
-    send(conn, 5, "other")
+    sql.create(conn, "other")
+    sql.send_count(conn, 2)
+    sql.send(conn, 5, "other")
     under_way = connect(autocommit=False)
-    assert claim(under_way).payloads == [1]
+    assert sql.claim(under_way).payloads == [1]
     conn.execute("set lock_timeout = '1s'")
-    assert claim(conn, queue="other").payloads == [5]
+    assert sql.claim(conn, queue="other").payloads == [5]
 
 
 def test_one_claim_has_at_most_32_mebibytes_or_one_message(conn: Connection, clock: Clock) -> None:
     """Whether the bytes are in payloads or headers, in few messages or many, sent or released."""
-    create(conn, "q", payload_limit=104857600)
+    sql.create(conn, "q", payload_limit=104857600)
     for megabytes in (12, 12, 40, 1):
         conn.execute("select bartleby.send('q', to_jsonb(repeat('x', %s * 1000000)))", [megabytes])
     for _ in range(3):
@@ -93,23 +79,23 @@ def claim_all(conn: Connection) -> list[int]:
     """Claim everything, release it for a minute, and return how many messages each claim had."""
     counts = []
     query = "select max(lease_id) as lease, count(*) as messages from bartleby.claim('q', 'w', 10000)"
-    while (claimed := row(conn, query))["messages"]:
+    while (claimed := sql.row(conn, query))["messages"]:
         counts.append(claimed["messages"])
-        release(conn, claimed["lease"], delay="1 minute")
+        sql.release(conn, claimed["lease"], delay="1 minute")
     return counts
 
 
 def test_due_messages_come_in_the_order_of_their_time_after_ready_ones(conn: Connection, clock: Clock) -> None:
     clock.stop()
     for delay in (30, 10, 20):
-        send(conn, delay, delay=f"{delay} seconds")
-    send(conn, "ready")
+        sql.send(conn, delay, delay=f"{delay} seconds")
+    sql.send(conn, "ready")
     with conn.transaction(force_rollback=True):
         clock.advance(40)
-        assert claim(conn, 10).payloads == ["ready", 10, 20, 30]
+        assert sql.claim(conn, 10).payloads == ["ready", 10, 20, 30]
     arrived = []
     for second in range(35):
-        arrived += [(payload, second) for payload in claim(conn, 10).payloads]
+        arrived += [(payload, second) for payload in sql.claim(conn, 10).payloads]
         clock.advance(1)
     assert arrived == [("ready", 0), (10, 11), (20, 21), (30, 31)]
 
@@ -117,39 +103,39 @@ def test_due_messages_come_in_the_order_of_their_time_after_ready_ones(conn: Con
 def test_polling_takes_no_transaction_id(connect: Connect, conn: Connection, clock: Clock) -> None:
     """Transaction ids are shared and finite: polling an idle queue must not use them up."""
     for queue in ("drained", "deferred", "paused", "parked", "late"):
-        create(conn, queue)
-    send_count(conn, 3, "drained")
-    drain(conn, "drained")
-    send(conn, 1, "deferred", delay="1 hour")
-    send(conn, 1, "paused")
+        sql.create(conn, queue)
+    sql.send_count(conn, 3, "drained")
+    sql.drain(conn, "drained")
+    sql.send(conn, 1, "deferred", delay="1 hour")
+    sql.send(conn, 1, "paused")
     conn.execute("select bartleby.pause_queue('paused')")
     sender = connect(autocommit=False)
-    send(sender, "passed", "parked")
-    send_count(conn, 10, "parked")
-    send(sender, "passed", "late", delay="1 second")
-    send(conn, "early", "late", delay="2 seconds")
+    sql.send(sender, "passed", "parked")
+    sql.send_count(conn, 10, "parked")
+    sql.send(sender, "passed", "late", delay="1 second")
+    sql.send(conn, "early", "late", delay="2 seconds")
     clock.advance(5)
-    assert len(drain(conn, "parked")) == 10
-    assert drain(conn, "late") == ["early"]
+    assert len(sql.drain(conn, "parked")) == 10
+    assert sql.drain(conn, "late") == ["early"]
     for _ in range(4):
         clock.advance(2)
-        claim(conn, queue="parked")
+        sql.claim(conn, queue="parked")
     assert reader(conn, "parked")["parked"] is not None
     assert reader(conn, "late")["late"] is not None
-    newest = value(conn, "select max(id) from bartleby.lease")
+    newest = sql.value(conn, "select max(id) from bartleby.lease")
     for queue in ("drained", "deferred", "paused", "parked", "late"):
         for _ in range(5):
             with conn.transaction():
-                assert claim(conn, 10, queue).messages == [], queue
-                assert value(conn, "select pg_current_xact_id_if_assigned() is null"), queue
-    assert value(conn, "select max(id) from bartleby.lease") == newest
+                assert sql.claim(conn, 10, queue).messages == [], queue
+                assert sql.value(conn, "select pg_current_xact_id_if_assigned() is null"), queue
+    assert sql.value(conn, "select max(id) from bartleby.lease") == newest
     sender.commit()
-    assert (drain(conn, "parked"), drain(conn, "late")) == (["passed"], ["passed"])
+    assert (sql.drain(conn, "parked"), sql.drain(conn, "late")) == (["passed"], ["passed"])
 
 
 def reader(conn: Connection, queue: str = "q") -> Row:
     """The state of the reader of a queue: where it is and what it has passed."""
-    return row(
+    return sql.row(
         conn,
         "select upper, holes::text, young::text, owners::text, parked::text, late::text, pg_column_size(r) as size"
         " from bartleby.queue q, bartleby.reader(q.id) r where q.name = %s",
@@ -162,24 +148,24 @@ def test_rollbacks_beside_an_open_transaction_do_not_make_the_state_grow(
 ) -> None:
     clock.stop()
     long, short = connect(autocommit=False), connect(autocommit=False)
-    send(long, "long")
+    sql.send(long, "long")
     sizes = []
     arrived = []
     for n in range(200):
-        send(short, "never")
+        sql.send(short, "never")
         short.rollback()
-        send(conn, n)
-        arrived += drain(conn)
+        sql.send(conn, n)
+        arrived += sql.drain(conn)
         clock.advance(0.05)
         sizes.append(reader(conn)["size"])
     assert max(sizes) < 3000
     assert max(sizes[100:]) <= 1.3 * max(sizes[:100])
-    assert value(conn, "select count(*) from bartleby.hole") > 0
-    send(long, "longer")
+    assert sql.value(conn, "select count(*) from bartleby.hole") > 0
+    sql.send(long, "longer")
     long.commit()
     for _ in range(30):
-        arrived += drain(conn)
+        arrived += sql.drain(conn)
     assert sorted(map(str, arrived)) == sorted(map(str, [*range(200), "long", "longer"]))
-    assert value(conn, "select count(*) from bartleby.hole") == 0
+    assert sql.value(conn, "select count(*) from bartleby.hole") == 0
     state = reader(conn)
     assert [state[name] for name in ("holes", "young", "owners", "parked")] == [None] * 4

@@ -5,27 +5,9 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
+from tests.kit import sql
 from tests.kit.plans import bury, change, die, started, steps
-from tests.kit.sql import (
-    Claim,
-    Connect,
-    Connection,
-    claim,
-    column,
-    create,
-    drain,
-    fail,
-    fail_all,
-    refused,
-    release,
-    row,
-    rows,
-    send,
-    send_count,
-    stats,
-    value,
-    waiting,
-)
+from tests.kit.sql import Claim, Connect, Connection
 
 pytestmark = pytest.mark.usefixtures("q")
 
@@ -36,20 +18,20 @@ def drop(conn: Connection, force: bool = True) -> None:
 
 def assert_dropped(conn: Connection) -> None:
     """The queue is gone, and so are all rows and objects of queues that do not exist."""
-    assert column(conn, "select name from bartleby.queues where name = 'q'") == []
+    assert sql.column(conn, "select name from bartleby.queues where name = 'q'") == []
     tables = (
         *("log", "deferred", "dead_letter", "attempt", "unique_key", "hole", "sweep", "breaker", "handled"),
         *("failure_group", "letter_count", "letter_delta", "retention_mark", "untold_expiry"),
     )
     for table in tables:
         orphans = f"select t::text from bartleby.{table} t where t.queue not in (select id from bartleby.queue)"
-        assert column(conn, orphans) == [], table
-    leases = column(
+        assert sql.column(conn, orphans) == [], table
+    leases = sql.column(
         conn,
         "select id from bartleby.lease l where not exists (select from bartleby.queue q"
         " where l.id >= bartleby.lease_floor(q.id) and l.id < bartleby.lease_floor(q.id + 1))",
     )
-    sequences = column(
+    sequences = sql.column(
         conn,
         "select relname from pg_class c where relname ~ '^(positions|idle)_[0-9]+$'"
         " and not exists (select from bartleby.queue q where c.oid in (q.positions, q.idle))",
@@ -58,69 +40,69 @@ def assert_dropped(conn: Connection) -> None:
 
 
 def test_queue_without_needed_messages_can_be_dropped_and_created_anew(conn: Connection) -> None:
-    create(conn, "q", max_attempts=9)
-    sent = send(conn, 1)
-    fail_all(conn, claim(conn), verdict="dead")
+    sql.create(conn, "q", max_attempts=9)
+    sent = sql.send(conn, 1)
+    sql.fail_all(conn, sql.claim(conn), verdict="dead")
     change(conn, "replay", sent)
-    drain(conn)  # a resolved letter does not keep it
+    sql.drain(conn)  # a resolved letter does not keep it
     conn.execute("select bartleby.tally()")
     drop(conn, force=False)
     assert_dropped(conn)
-    create(conn)
-    assert (stats(conn)["max_attempts"], claim(conn).messages) == (5, [])
-    send(conn, "new")
-    assert claim(conn).payloads == ["new"]
+    sql.create(conn)
+    assert (sql.stats(conn)["max_attempts"], sql.claim(conn).messages) == (5, [])
+    sql.send(conn, "new")
+    assert sql.claim(conn).payloads == ["new"]
 
 
 def test_queue_with_messages_is_dropped_only_by_force(conn: Connection) -> None:
     for where in ("ready", "leased", "deferred", "dead"):
-        create(conn)
-        send(conn, 1, delay="1 hour" if where == "deferred" else None, key="k", unique_for="1 hour")
+        sql.create(conn)
+        sql.send(conn, 1, delay="1 hour" if where == "deferred" else None, key="k", unique_for="1 hour")
         if where in ("leased", "dead"):
-            claimed = claim(conn)
+            claimed = sql.claim(conn)
             if where == "dead":
-                fail_all(conn, claimed, verdict="dead")
-        with refused("ZB009", "still has messages", row=where):
+                sql.fail_all(conn, claimed, verdict="dead")
+        with sql.refused("ZB009", "still has messages", row=where):
             drop(conn, force=False)
-        assert stats(conn)[where] == 1
+        assert sql.stats(conn)[where] == 1
         drop(conn)
         assert_dropped(conn)
 
 
 def test_queue_with_letters_that_may_be_needed_is_dropped_only_by_force(conn: Connection) -> None:
     """Discarded letters can be restored, held ones are kept, and replayed ones belong to a living message."""
-    create(conn, "other")
+    sql.create(conn, "other")
     for actions, status in (
         (["discard"], "discarded"),
         (["hold"], "dead"),
         (["replay", "ack", "hold"], "resolved"),
         (["replay to other"], "replayed"),
     ):
-        create(conn)
+        sql.create(conn)
         (sent,) = die(conn)
         for action in actions:
             if action == "ack":
-                drain(conn)
+                sql.drain(conn)
             elif action == "replay to other":
                 started(conn, [sent], to="other")
                 steps(conn)
             else:
                 change(conn, action, sent)
-        with refused("ZB009", "letters", row=actions):
+        with sql.refused("ZB009", "letters", row=actions):
             drop(conn, force=False)
-        assert value(conn, "select count(*) from bartleby.dead_letters") == 1
+        assert sql.value(conn, "select count(*) from bartleby.dead_letters") == 1
         drop(conn)
         assert_dropped(conn)
         audited = "select before -> 'letters' from bartleby.audit_log order by id desc limit 1"
-        assert value(conn, audited) == {status: 1}
+        assert sql.value(conn, audited) == {status: 1}
 
 
 def test_target_of_a_route_is_not_dropped(conn: Connection) -> None:
     for key in ("dead_letter_to", "invalid_to"):
         for force in (False, True):
-            create(conn)
-            create(conn, "source", **{key: "q"})
-            with refused("ZB009", key, row=(key, force)):
+            sql.create(conn)
+            sql.create(conn, "source", **{key: "q"})
+            with sql.refused("ZB009", key, row=(key, force)):
                 drop(conn, force)
             conn.execute("select bartleby.drop_queue('source', %s)", [force])
             drop(conn, force)
@@ -128,25 +110,25 @@ def test_target_of_a_route_is_not_dropped(conn: Connection) -> None:
 
 
 def test_drop_takes_only_the_rows_of_its_queue(conn: Connection) -> None:
-    create(conn, "a")
+    sql.create(conn, "a")
     for name in ("a", "q"):
-        send_count(conn, 3, name)
-        fail_all(conn, claim(conn, 1, name), verdict="dead")
-        claim(conn, 1, name)
-        send(conn, 4, name, delay="1 hour", key="k", unique_for="1 hour")
-    before = row(conn, "select * from bartleby.queues where name = 'a'")
+        sql.send_count(conn, 3, name)
+        sql.fail_all(conn, sql.claim(conn, 1, name), verdict="dead")
+        sql.claim(conn, 1, name)
+        sql.send(conn, 4, name, delay="1 hour", key="k", unique_for="1 hour")
+    before = sql.row(conn, "select * from bartleby.queues where name = 'a'")
     drop(conn)
-    assert rows(conn, "select * from bartleby.queues") == [before]
+    assert sql.rows(conn, "select * from bartleby.queues") == [before]
     assert_dropped(conn)
 
 
 def test_drop_gives_up_while_a_sender_stays_open(conn: Connection, connect: Connect) -> None:
     sender = connect(autocommit=False)
-    send(sender, 1)
-    with refused("ZB009", "open transaction"):
+    sql.send(sender, 1)
+    with sql.refused("ZB009", "open transaction"):
         drop(conn)
     sender.commit()
-    assert drain(conn) == [1]
+    assert sql.drain(conn) == [1]
 
 
 @pytest.fixture
@@ -156,14 +138,16 @@ def patient(conn: Connection) -> None:
 
 
 UNDER_WAY: dict[str, Callable[[Connection, Claim], object]] = {
-    "a send": lambda conn, _: send(conn, 1),
-    "a delayed send": lambda conn, _: send(conn, 1, delay="1 hour"),
-    "a unique send": lambda conn, _: send(conn, 1, key="k", unique_for="1 hour"),
+    "a send": lambda conn, _: sql.send(conn, 1),
+    "a delayed send": lambda conn, _: sql.send(conn, 1, delay="1 hour"),
+    "a unique send": lambda conn, _: sql.send(conn, 1, key="k", unique_for="1 hour"),
     "a mark": lambda conn, _: conn.execute("select bartleby.mark_handled('q', 'c', 'k')"),
-    "a claim": lambda conn, _: claim(conn),
-    "a retry": lambda conn, claimed: fail(conn, claimed.lease, {"position": claimed.positions[0]}),
-    "a death": lambda conn, claimed: fail(conn, claimed.lease, {"position": claimed.positions[0], "verdict": "dead"}),
-    "a release": lambda conn, claimed: release(conn, claimed.lease),
+    "a claim": lambda conn, _: sql.claim(conn),
+    "a retry": lambda conn, claimed: sql.fail(conn, claimed.lease, {"position": claimed.positions[0]}),
+    "a death": lambda conn, claimed: sql.fail(
+        conn, claimed.lease, {"position": claimed.positions[0], "verdict": "dead"}
+    ),
+    "a release": lambda conn, claimed: sql.release(conn, claimed.lease),
 }
 
 
@@ -173,20 +157,20 @@ def test_drop_waits_for_transactions_under_way_and_leaves_no_orphan(connect: Con
     session, dropper, observer = connect(autocommit=False), connect(), connect()
     for name, work in UNDER_WAY.items():
         for end in ("commit", "rollback"):
-            create(observer)
-            send_count(observer, 3)
-            work(session, claim(observer, 2))
-            with waiting(observer, dropper, drop, for_whom=session) as second:
+            sql.create(observer)
+            sql.send_count(observer, 3)
+            work(session, sql.claim(observer, 2))
+            with sql.waiting(observer, dropper, drop, for_whom=session) as second:
                 getattr(session, end)()
                 assert second.result() is None, (name, end)
             assert_dropped(observer)
-    create(observer)
-    send(session, 1)
-    with waiting(observer, dropper, lambda conn: drop(conn, force=False), for_whom=session) as second:
+    sql.create(observer)
+    sql.send(session, 1)
+    with sql.waiting(observer, dropper, lambda conn: drop(conn, force=False), for_whom=session) as second:
         session.commit()
-        with refused("ZB009"):
+        with sql.refused("ZB009"):
             second.result()
-    assert drain(observer) == [1]
+    assert sql.drain(observer) == [1]
 
 
 @pytest.mark.own_database
@@ -197,20 +181,20 @@ def test_drop_leaves_no_orphan_of_counts_that_are_being_added_up(connect: Connec
     janitor.execute("set lock_timeout = '1s'")
     janitor.commit()
     for locked in (False, True):
-        create(observer)
+        sql.create(observer)
         die(observer, 12)
         if locked:
             operator.execute("select from bartleby.failure_group for update")
         janitor.execute("select bartleby.tally()")
-        with waiting(observer, dropper, drop, for_whom=janitor) as second:
+        with sql.waiting(observer, dropper, drop, for_whom=janitor) as second:
             janitor.commit()
             operator.rollback()
             second.result()
         assert_dropped(observer)
         observer.execute("select bartleby.tally()")
         assert_dropped(observer)
-        assert rows(observer, "select * from bartleby.group_hour") == []
-        counted = row(observer, "select letters, exact from bartleby.count_letters('')")
+        assert sql.rows(observer, "select * from bartleby.group_hour") == []
+        counted = sql.row(observer, "select letters, exact from bartleby.count_letters('')")
         assert counted == {"letters": 0, "exact": True}
 
 
@@ -219,17 +203,17 @@ def test_drop_leaves_no_orphan_of_counts_that_are_being_added_up(connect: Connec
 def test_tally_and_drop_do_not_deadlock(connect: Connect) -> None:
     """A worker holds a group of another queue, about which the tally has an alarm to raise."""
     janitor, worker, dropper, observer = connect(autocommit=False), connect(autocommit=False), connect(), connect()
-    create(observer, "other")
+    sql.create(observer, "other")
     die(observer, 9, "other", fingerprint="a")
     ids = die(observer, 9, fingerprint="b")
     observer.execute("select bartleby.tally()")
     change(observer, "discard", *ids)
     die(observer, 2, "other", fingerprint="a")
-    send(observer, 1, "other")
-    bury(worker, claim(observer, 1, "other"), fingerprint="a", worker_version="9")
+    sql.send(observer, 1, "other")
+    bury(worker, sql.claim(observer, 1, "other"), fingerprint="a", worker_version="9")
     janitor.execute("set lock_timeout = '1s'")
     janitor.execute("select bartleby.tally()")
-    with waiting(observer, dropper, drop, for_whom=janitor) as second:
+    with sql.waiting(observer, dropper, drop, for_whom=janitor) as second:
         worker.commit()
         janitor.commit()
         second.result()
@@ -239,17 +223,17 @@ def test_tally_and_drop_do_not_deadlock(connect: Connect) -> None:
 def test_calls_during_a_drop_wait_fail_and_leave_no_orphan(connect: Connect, conn: Connection) -> None:
     dropper, other = connect(autocommit=False), connect()
     calls: dict[str, tuple[str | None, Callable[[Connection], object]]] = {
-        "send": (None, lambda conn: send(conn, 1)),
-        "delayed send": (None, lambda conn: send(conn, 1, delay="1 hour")),
-        "send_many": (None, lambda conn: send_count(conn, 1)),
-        "claim": ("ZB001", claim),
+        "send": (None, lambda conn: sql.send(conn, 1)),
+        "delayed send": (None, lambda conn: sql.send(conn, 1, delay="1 hour")),
+        "send_many": (None, lambda conn: sql.send_count(conn, 1)),
+        "claim": ("ZB001", sql.claim),
         "drop": ("ZB001", drop),
     }
     for name, (sqlstate, call) in calls.items():
-        create(conn)
-        send(conn, 1)
+        sql.create(conn)
+        sql.send(conn, 1)
         drop(dropper)
-        with waiting(conn, other, call, for_whom=dropper) as second:
+        with sql.waiting(conn, other, call, for_whom=dropper) as second:
             dropper.commit()
             with pytest.raises(psycopg.Error) as caught:
                 second.result()

@@ -2,41 +2,33 @@
 
 import pytest
 
+from tests.kit import sql
 from tests.kit.clock import Clock
 from tests.kit.events import NOT_TOLD, about, everything, kinds, put_sink, received
 from tests.kit.plans import change, command, die, die_of, kill_all, started, step, steps, work_all
-from tests.kit.sql import (
-    Connection,
-    claim,
-    column,
-    create,
-    fail_all,
-    refused,
-    reject,
-    rows,
-    send,
-    value,
-)
+from tests.kit.sql import Connection
 
 pytestmark = pytest.mark.usefixtures("q")
 
 
 def tally(conn: Connection) -> None:
-    while value(conn, "select bartleby.tally()"):
+    while sql.value(conn, "select bartleby.tally()"):
         pass
 
 
 class TestLetters:
     def test_death_is_recorded_with_its_evidence(self, conn: Connection) -> None:
-        create(conn, "q", max_attempts=2, backoff="none")
-        sent = send(conn, {"a": 1}, key="order-7", generation=3)
-        fail_all(conn, claim(conn, worker="host-1"))
+        sql.create(conn, "q", max_attempts=2, backoff="none")
+        sent = sql.send(conn, {"a": 1}, key="order-7", generation=3)
+        sql.fail_all(conn, sql.claim(conn, worker="host-1"))
         known = {"error_type": "KeyError", "error": "'b'", "fingerprint": "f1", "worker_version": "2", "handler": "h"}
-        fail_all(conn, claim(conn, worker="host-2"), **known)
+        sql.fail_all(conn, sql.claim(conn, worker="host-2"), **known)
         (told,) = everything(conn, kind="dead_letter")
-        letter = rows(conn, "select * from bartleby.dead_letter")[0]
-        installation = value(conn, "select id::text from bartleby.origin")
-        event, at = rows(conn, "select id, created_at from bartleby.events where message_ids is not null")[0].values()
+        letter = sql.rows(conn, "select * from bartleby.dead_letter")[0]
+        installation = sql.value(conn, "select id::text from bartleby.origin")
+        event, at = sql.rows(conn, "select id, created_at from bartleby.events where message_ids is not null")[
+            0
+        ].values()
         assert {name: found for name, found in told.items() if name != "data"} == {
             "specversion": "1.0", "id": f"{installation[:8]}.{event}.1", "source": f"urn:bartleby:{installation}",
             "type": "io.bartleby.dead_letter.created", "subject": f"message/{sent}", "partitionkey": f"message/{sent}",
@@ -46,16 +38,16 @@ class TestLetters:
         times = ("created_at", "first_failed_at", "dead_at")
         assert told["data"] == known | {
             "message_id": sent, "queue": "q", "status": "dead", "cycle": 1, "reason": "exhausted", "attempts": 2,
-            "crashes": 0, "group_id": value(conn, "select id from bartleby.groups"), "worker": "host-2",
+            "crashes": 0, "group_id": sql.value(conn, "select id from bartleby.groups"), "worker": "host-2",
             "generation": 3, "key": "order-7", **{name: f"{letter[name]:%Y-%m-%dT%H:%M:%S.%fZ}" for name in times},
         }  # fmt: skip
 
     def test_unknown_fields_are_left_out_and_long_errors_cut(self, conn: Connection) -> None:
         die(conn)
         die(conn, error="ü" * 5000)
-        send(conn)
-        claimed = claim(conn)
-        reject(conn, claimed.lease, claimed.one["position"], "unacceptable", "no such customer")
+        sql.send(conn)
+        claimed = sql.claim(conn)
+        sql.reject(conn, claimed.lease, claimed.one["position"], "unacceptable", "no such customer")
         bare, long, rejected = (each["data"] for each in everything(conn, kind="dead_letter"))
         assert set(bare) == {
             *("message_id", "queue", "status", "cycle", "reason", "attempts", "crashes", "group_id", "worker"),
@@ -67,7 +59,7 @@ class TestLetters:
     def test_whole_life_of_a_letter_is_recorded(self, conn: Connection, clock: Clock) -> None:
         """While the clock stands still, so that only the sequence tells the order."""
         clock.stop()
-        create(conn, "other")
+        sql.create(conn, "other")
         (sent,) = die(conn)
         change(conn, "discard", sent, actor="ben")
         change(conn, "restore", sent)
@@ -94,24 +86,24 @@ class TestLetters:
             ("dead", "q"), ("discarded", "q"), ("dead", "q"), ("replayed", "q"), ("dead", "q"), ("replayed", "q"),
             ("dead", "other"), ("replayed", "other"), ("resolved", "other"),
         ]  # fmt: skip
-        assert rows(conn, NOT_TOLD) == []
+        assert sql.rows(conn, NOT_TOLD) == []
 
     def test_moved_or_held_letter_has_no_event(self, conn: Connection) -> None:
         ids = die(conn, 3, fingerprint="a", error_type="A")
         other = die_of(conn, 1, failure={"fingerprint": "b", "error_type": "B"})
         before = everything(conn, kind="dead_letter")
         conn.execute("select bartleby.merge_groups('{1}', 2, 'ann', 'the same')")
-        while value(conn, "select bartleby.regroup()"):
+        while sql.value(conn, "select bartleby.regroup()"):
             pass
-        assert set(column(conn, "select group_id from bartleby.dead_letter")) == {2}
+        assert set(sql.column(conn, "select group_id from bartleby.dead_letter")) == {2}
         change(conn, "hold", *ids, other)
         assert len(everything(conn, kind="dead_letter")) == len(before)
-        assert rows(conn, NOT_TOLD) == []
+        assert sql.rows(conn, NOT_TOLD) == []
 
 
 class TestOtherEvents:
     def test_plan_is_reported_to_the_sinks_of_all_its_queues(self, conn: Connection) -> None:
-        create(conn, "other")
+        sql.create(conn, "other")
         for name in ("q", "other"):
             put_sink(conn, f"bus-{name}", types=["replay.*"], queues=[name])
         both = started(conn, [*die(conn), *die(conn, 1, "other")])
@@ -181,7 +173,7 @@ class TestOtherEvents:
         first = {each["id"] for each in everything(conn)}
         conn.execute("update bartleby.origin set id = gen_random_uuid()")
         assert not first & {each["id"] for each in everything(conn)}
-        with refused("23505", "origin"):
+        with sql.refused("23505", "origin"):
             conn.execute("insert into bartleby.origin (one, id) values (true, gen_random_uuid())")
 
 
@@ -200,7 +192,7 @@ class TestAlarms:
             level = 10 * 2**power
             for dead in (level - 1, level, level + 1):
                 conn.execute("select bartleby.raise_alarm(1, %s)", [dead])
-            assert value(conn, "select alarm from bartleby.failure_group") == level
+            assert sql.value(conn, "select alarm from bartleby.failure_group") == level
         assert [found for _, found in self.alarms(conn)] == [10 * 2**power for power in range(45)]
         die(conn, 170, fingerprint="jump")
         before = self.alarms(conn)
@@ -239,13 +231,13 @@ class TestAlarms:
         assert self.alarms(conn) == [("drained", 0)]
         clock.advance(40 * 86400.0)
         conn.execute("select bartleby.prune()")
-        assert column(conn, "select id from bartleby.groups") == []
+        assert sql.column(conn, "select id from bartleby.groups") == []
 
     def test_muted_group_raises_no_alarm(self, conn: Connection, clock: Clock) -> None:
         die(conn, 5)
         conn.execute("select bartleby.mute_group(1, bartleby.clock() + interval '1 hour', 'ann', 'known')")
         die(conn, 10)
-        change(conn, "discard", *column(conn, "select message_id from bartleby.dead_letters"))
+        change(conn, "discard", *sql.column(conn, "select message_id from bartleby.dead_letters"))
         assert self.alarms(conn) == []
         die(conn, 10)
         assert self.alarms(conn) == []

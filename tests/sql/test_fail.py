@@ -5,49 +5,32 @@ from typing import Any
 
 import pytest
 
+from tests.kit import sql
 from tests.kit.clock import Clock
-from tests.kit.sql import (
-    Claim,
-    Connection,
-    ack,
-    claim,
-    column,
-    create,
-    fail,
-    fail_all,
-    refused,
-    reject,
-    row,
-    rows,
-    send,
-    send_count,
-    snapshot_of_everything,
-    stats,
-    value,
-)
+from tests.kit.sql import Claim, Connection
 
 pytestmark = pytest.mark.usefixtures("q")
 
 
 def claimed(conn: Connection, count: int = 3, queue: str = "q") -> Claim:
-    send_count(conn, count, queue)
-    return claim(conn, count, queue)
+    sql.send_count(conn, count, queue)
+    return sql.claim(conn, count, queue)
 
 
 def test_fail_reports_the_outcome_of_each_message(conn: Connection, clock: Clock) -> None:
-    create(conn, "q", backoff="fixed", base=10)
+    sql.create(conn, "q", backoff="fixed", base=10)
     work = claimed(conn)
     first, _, third = work.positions
-    answers = fail(conn, work.lease, {"position": third, "verdict": "dead"}, {"position": first})
+    answers = sql.fail(conn, work.lease, {"position": third, "verdict": "dead"}, {"position": first})
     by_position = {answer["position"]: answer for answer in answers}
     assert set(by_position) == {first, third}
     assert by_position[first]["verdict"] == "retry"
     assert by_position[third] == {"position": third, "message_id": work.ids[2], "verdict": "dead", "retry_at": None}
-    assert stats(conn)["leased"] == 1
+    assert sql.stats(conn)["leased"] == 1
     clock.advance(11)
-    again = claim(conn, 9).one
+    again = sql.claim(conn, 9).one
     assert (again["message_id"], again["attempt"], again["payload"]) == (work.ids[0], 2, 1)
-    assert ack(conn, work.lease) == 1
+    assert sql.ack(conn, work.lease) == 1
 
 
 BAD_FAILURES: list[Any] = [
@@ -65,23 +48,23 @@ def test_bad_failures_and_rejections_are_refused(conn: Connection) -> None:
     work = claimed(conn)
     first, second, _ = work.positions
     assert first == 1
-    before = snapshot_of_everything(conn)
+    before = sql.snapshot_of_everything(conn)
     for bad in BAD_FAILURES:
-        with refused("ZB008", row=bad):
-            fail(conn, work.lease, bad)
+        with sql.refused("ZB008", row=bad):
+            sql.fail(conn, work.lease, bad)
     for array in (None, "{}", "null", '{"position": 1}'):
-        with refused("ZB008", "array", row=array):
+        with sql.refused("ZB008", "array", row=array):
             conn.execute("select bartleby.fail(%s, %s)", [work.lease, array])
-    with refused("ZB008", "twice"):
-        fail(conn, work.lease, {"position": first}, {"position": first})
-    with refused("ZB008", "failure 1: max_attempts"):
-        fail(conn, work.lease, {"position": first, "max_attempts": 1}, {"position": second, "max_attempts": 0})
+    with sql.refused("ZB008", "twice"):
+        sql.fail(conn, work.lease, {"position": first}, {"position": first})
+    with sql.refused("ZB008", "failure 1: max_attempts"):
+        sql.fail(conn, work.lease, {"position": first, "max_attempts": 1}, {"position": second, "max_attempts": 0})
     for reason in (None, "", "bad", "Unacceptable", "x" * 10_000):
-        with refused("ZB008", "rejected", row=reason):
+        with sql.refused("ZB008", "rejected", row=reason):
             conn.execute("select bartleby.reject(%s, %s, %s)", [work.lease, first, reason])
-    with refused("ZB008", "position"):
+    with sql.refused("ZB008", "position"):
         conn.execute("select bartleby.reject(%s, null, 'unacceptable')", [work.lease])
-    assert snapshot_of_everything(conn) == before
+    assert sql.snapshot_of_everything(conn) == before
 
 
 def verdicts_until_dead(conn: Connection, clock: Clock, **failure: Any) -> str:
@@ -89,11 +72,11 @@ def verdicts_until_dead(conn: Connection, clock: Clock, **failure: Any) -> str:
     verdicts = ""
     while "d" not in verdicts:
         clock.advance(400)
-        work = claim(conn)
+        work = sql.claim(conn)
         assert work.one["attempt"] == len(verdicts) + 1
-        verdicts += fail_all(conn, work, **failure)[0]["verdict"][0]
+        verdicts += sql.fail_all(conn, work, **failure)[0]["verdict"][0]
         assert len(verdicts) < 20
-    letter = row(conn, "select reason, attempts from bartleby.dead_letters order by message_id desc limit 1")
+    letter = sql.row(conn, "select reason, attempts from bartleby.dead_letters order by message_id desc limit 1")
     assert letter["attempts"] == len(verdicts)
     return f"{verdicts} {letter['reason']}"
 
@@ -117,20 +100,20 @@ VERDICTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] 
 
 def test_budgets_of_queue_message_and_handler(conn: Connection, clock: Clock) -> None:
     for name, (policy, options, failure, expected) in VERDICTS.items():
-        create(conn, "q", **({"max_attempts": 3, "give_up_after": None} | policy))
-        send(conn, 1, **options)
+        sql.create(conn, "q", **({"max_attempts": 3, "give_up_after": None} | policy))
+        sql.send(conn, 1, **options)
         assert verdicts_until_dead(conn, clock, **failure) == expected, name
 
 
 def test_budget_of_the_handler_is_not_stored_and_a_lowered_budget_holds_at_once(conn: Connection, clock: Clock) -> None:
-    send(conn, 1)
+    sql.send(conn, 1)
     for _ in range(2):
-        fail_all(conn, claim(conn), max_attempts=9)
+        sql.fail_all(conn, sql.claim(conn), max_attempts=9)
         clock.advance(400)
-    assert value(conn, "select max_attempts from bartleby.messages") is None
-    create(conn, "q", max_attempts=1)
-    assert fail_all(conn, claim(conn))[0]["verdict"] == "dead"
-    assert value(conn, "select max_attempts from bartleby.dead_letter") is None
+    assert sql.value(conn, "select max_attempts from bartleby.messages") is None
+    sql.create(conn, "q", max_attempts=1)
+    assert sql.fail_all(conn, sql.claim(conn))[0]["verdict"] == "dead"
+    assert sql.value(conn, "select max_attempts from bartleby.dead_letter") is None
 
 
 def test_rule_explains_the_verdict_in_every_interval_style(conn: Connection) -> None:
@@ -147,28 +130,28 @@ def test_rule_explains_the_verdict_in_every_interval_style(conn: Connection) -> 
         ({"reason": "unacceptable", "rule": "payload.a: expected int"},
          "payload.a: expected int; rejected as unacceptable"),
     ]  # fmt: skip
-    create(conn, "q", max_attempts=2, backoff="fixed", base=3600)
+    sql.create(conn, "q", max_attempts=2, backoff="fixed", base=3600)
     for style in ("postgres", "iso_8601", "sql_standard"):
         conn.execute(f"set intervalstyle = '{style}'".encode())
         work = claimed(conn, len(cases))
-        fail(conn, work.lease, *({"position": p, **c[0]} for p, c in zip(work.positions, cases, strict=True)))
+        sql.fail(conn, work.lease, *({"position": p, **c[0]} for p, c in zip(work.positions, cases, strict=True)))
         recorded = "select rule from bartleby.attempts where lease_id = %s order by message_id"
-        assert column(conn, recorded, work.lease) == [rule for _, rule in cases], style
+        assert sql.column(conn, recorded, work.lease) == [rule for _, rule in cases], style
 
 
 def test_attempts_and_dead_letter_have_all_the_evidence(conn: Connection, clock: Clock) -> None:
     """Endless texts are cut."""
-    create(conn, "q", max_attempts=2, backoff="fixed", base=10)
-    sent = send(conn, {"a": 1}, headers={"type": "t"}, key="k", generation=7)
-    first = claim(conn, worker="host-1")
+    sql.create(conn, "q", max_attempts=2, backoff="fixed", base=10)
+    sent = sql.send(conn, {"a": 1}, headers={"type": "t"}, key="k", generation=7)
+    first = sql.claim(conn, worker="host-1")
     words = ("error_type", "error", "traceback", "fingerprint", "worker_version")
     earlier, later = ({word: f"{word} {n}" for word in words} for n in (1, 2))
-    fail_all(conn, first, **earlier, rule="handler", handler="shop.fulfil")
+    sql.fail_all(conn, first, **earlier, rule="handler", handler="shop.fulfil")
     clock.advance(11)
-    second = claim(conn, worker="host-2")
-    fail_all(conn, second, **later | {"error": "e" * 1_000_000, "traceback": "t" * 1_000_000})
+    second = sql.claim(conn, worker="host-2")
+    sql.fail_all(conn, second, **later | {"error": "e" * 1_000_000, "traceback": "t" * 1_000_000})
     later |= {"error": "e" * 100_000, "traceback": "t" * 100_000}
-    ledger = rows(conn, "select * from bartleby.attempts order by attempt")
+    ledger = sql.rows(conn, "select * from bartleby.attempts order by attempt")
     retry_at, none = (attempt.pop("retry_at") for attempt in ledger)
     failed_at, dead_at = (attempt.pop("failed_at") for attempt in ledger)
     assert (retry_at - failed_at, none) == (timedelta(seconds=10), None)
@@ -182,47 +165,47 @@ def test_attempts_and_dead_letter_have_all_the_evidence(conn: Connection, clock:
     known = later | {
         "message_id": sent, "queue": "q", "status": "dead", "status_at": dead_at, "reason": "exhausted", "attempts": 2,
         "crashes": 0, "cycle": 1, "key": "k", "headers": {"type": "t"}, "payload": {"a": 1}, "generation": 7,
-        "group_id": value(conn, "select id from bartleby.groups where fingerprint = 'fingerprint 2'"),
+        "group_id": sql.value(conn, "select id from bartleby.groups where fingerprint = 'fingerprint 2'"),
         "worker": "host-2", "created_at": first.one["created_at"], "first_failed_at": failed_at, "dead_at": dead_at,
         "failure_history": [],
     }  # fmt: skip
-    letter = row(conn, "select * from bartleby.dead_letters")
+    letter = sql.row(conn, "select * from bartleby.dead_letters")
     assert {name: found for name, found in letter.items() if found is not None} == known
 
 
 def test_delay_is_that_of_the_worker_and_never_longer_than_the_cap(conn: Connection) -> None:
     """tests/property/test_policy_curves.py has the curves."""
-    fail_all(conn, claimed(conn, 1), delay=12.5)
-    assert value(conn, "select retry_at - failed_at from bartleby.attempts") == timedelta(seconds=12.5)
+    sql.fail_all(conn, claimed(conn, 1), delay=12.5)
+    assert sql.value(conn, "select retry_at - failed_at from bartleby.attempts") == timedelta(seconds=12.5)
     for backoff in ("exponential", "quadratic", "fixed", "schedule", "none"):
-        create(conn, "q", backoff=backoff, schedule=[1], factor=1000, cap="100 years")
-        longest = value(conn, "select bartleby.retry_delay(q, 32000) from bartleby.queue q where q.name = 'q'")
+        sql.create(conn, "q", backoff=backoff, schedule=[1], factor=1000, cap="100 years")
+        longest = sql.value(conn, "select bartleby.retry_delay(q, 32000) from bartleby.queue q where q.name = 'q'")
         assert longest <= timedelta(days=365.25 * 100), backoff
 
 
 def test_rejection_is_recorded_as_an_attempt_whatever_the_verdict(conn: Connection) -> None:
     for reason, dies_of in (("unacceptable", "unacceptable"), ("delivery_error", "terminal")):
         for how in ("reject", "fail"):
-            sent = send(conn, how)
-            work = claim(conn)
+            sent = sql.send(conn, how)
+            work = sql.claim(conn)
             if how == "reject":
-                reject(conn, work.lease, work.positions[0], reason, "no such street")
+                sql.reject(conn, work.lease, work.positions[0], reason, "no such street")
             else:
-                fail_all(conn, work, reason=reason, verdict="retry", error="no such street")
+                sql.fail_all(conn, work, reason=reason, verdict="retry", error="no such street")
             recorded = "select outcome, verdict, rule, error_type, error, attempt from bartleby.attempts"
-            assert row(conn, recorded + " where message_id = %s", sent) == {
+            assert sql.row(conn, recorded + " where message_id = %s", sent) == {
                 "outcome": "rejected", "verdict": "dead", "rule": f"rejected as {reason}", "error": "no such street",
                 "error_type": reason if how == "reject" else None, "attempt": 1,
             }  # fmt: skip
-            assert value(conn, "select reason from bartleby.dead_letters where message_id = %s", sent) == dies_of
+            assert sql.value(conn, "select reason from bartleby.dead_letters where message_id = %s", sent) == dies_of
 
 
 def test_failures_and_rejections_of_one_call_follow_their_routes(conn: Connection) -> None:
     """Exhausted messages follow the route too; retried ones follow none; a copy that dies follows its own."""
-    create(conn, "last")
-    create(conn, "invalid")
-    create(conn, "dead", dead_letter_to="last", max_attempts=1)
-    create(conn, "q", invalid_to="invalid", dead_letter_to="dead")
+    sql.create(conn, "last")
+    sql.create(conn, "invalid")
+    sql.create(conn, "dead", dead_letter_to="last", max_attempts=1)
+    sql.create(conn, "q", invalid_to="invalid", dead_letter_to="dead")
     work = claimed(conn, 5)
     fields: list[dict[str, Any]] = [
         {"reason": "unacceptable", "error_type": "E", "error": "e"},
@@ -231,19 +214,19 @@ def test_failures_and_rejections_of_one_call_follow_their_routes(conn: Connectio
         {"max_attempts": 1, "error_type": "KeyError", "error": "'a'"},
         {},
     ]
-    answers = fail(conn, work.lease, *({"position": p, **f} for p, f in zip(work.positions, fields, strict=True)))
+    answers = sql.fail(conn, work.lease, *({"position": p, **f} for p, f in zip(work.positions, fields, strict=True)))
     assert sorted(answer["verdict"] for answer in answers) == ["dead", "dead", "dead", "dead", "retry"]
-    outcomes = column(conn, "select outcome from bartleby.attempts order by message_id")
+    outcomes = sql.column(conn, "select outcome from bartleby.attempts order by message_id")
     assert outcomes == ["rejected", "rejected", "failed", "failed", "failed"]
-    copy = claim(conn, 9, "invalid").one
+    copy = sql.claim(conn, 9, "invalid").one
     words = ("rejection_reason", "rejection_message")
     assert (copy["payload"], *(copy["headers"][word] for word in words)) == (1, "unacceptable", "E: e")
-    copies = claim(conn, 9, "dead")
+    copies = sql.claim(conn, 9, "dead")
     assert sorted(copies.payloads) == [2, 3, 4]
     by_payload = {message["payload"]: message["headers"] for message in copies.messages}
     assert tuple(by_payload[4][word] for word in words) == ("delivery_error", "KeyError: 'a'")
     enriched = {"original_queue", "original_message_id", "rejection_reason", "rejection_timestamp", "rejection_message"}
     assert set(by_payload[2]) == enriched
-    fail_all(conn, copies)
-    assert {message["headers"]["original_queue"] for message in claim(conn, 9, "last").messages} == {"dead"}
-    assert (stats(conn)["dead"], stats(conn, "dead")["dead"], stats(conn, "last")["ready"]) == (4, 3, 0)
+    sql.fail_all(conn, copies)
+    assert {message["headers"]["original_queue"] for message in sql.claim(conn, 9, "last").messages} == {"dead"}
+    assert (sql.stats(conn)["dead"], sql.stats(conn, "dead")["dead"], sql.stats(conn, "last")["ready"]) == (4, 3, 0)

@@ -9,34 +9,18 @@ import psycopg
 import pytest
 
 from bartleby import dev
+from tests.kit import sql
 from tests.kit.refusals import assert_refused
-from tests.kit.sql import (
-    ROLES,
-    SQL,
-    Connect,
-    Connection,
-    ack,
-    claim,
-    column,
-    create,
-    drain,
-    fail_all,
-    psql,
-    rows,
-    send,
-    send_count,
-    snapshot_of_everything,
-    value,
-)
+from tests.kit.sql import Connect, Connection
 
-INSTALL = SQL / "install.sql"
-UNINSTALL = SQL / "uninstall.sql"
+INSTALL = sql.SQL / "install.sql"
+UNINSTALL = sql.SQL / "uninstall.sql"
 pytestmark = pytest.mark.own_database
 
 
 def run(dsn: str, file: Path) -> str:
     """Run a file that must succeed; returns its warnings and notices."""
-    done = psql(dsn, file=file)
+    done = sql.psql(dsn, file=file)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -57,9 +41,9 @@ def superuser(empty_server: dev.Server) -> Iterator[Connection]:
     """A superuser in a cluster where nothing is installed."""
     with psycopg.connect(empty_server.dsn, autocommit=True) as conn:
         yield conn
-        for database in column(conn, "select datname from pg_database where datname ~ '^shop'"):
+        for database in sql.column(conn, "select datname from pg_database where datname ~ '^shop'"):
             conn.execute(f"drop database {database} with (force)".encode())
-        for role in column(conn, "select rolname from pg_roles where rolname ~ '^(bartleby_|person_)'"):
+        for role in sql.column(conn, "select rolname from pg_roles where rolname ~ '^(bartleby_|person_)'"):
             conn.execute(f"drop role {role}".encode())
 
 
@@ -71,12 +55,12 @@ def database(conn: Connection, name: str = "shop", user: str = "postgres", owner
 
 
 def roles(conn: Connection) -> list[str]:
-    return column(conn, "select rolname from pg_roles where rolname ~ '^bartleby_' order by 1")
+    return sql.column(conn, "select rolname from pg_roles where rolname ~ '^bartleby_' order by 1")
 
 
 def objects(conn: Connection) -> list[str]:
     """Every object that is not PostgreSQL's own, from every catalog that could list one."""
-    return column(
+    return sql.column(
         conn,
         "select 'class ' || oid::regclass::text from pg_class"
         "   where oid >= 16384 and relnamespace <> 'pg_toast'::regnamespace"
@@ -93,47 +77,47 @@ def objects(conn: Connection) -> list[str]:
 
 
 def assert_it_works(conn: Connection) -> None:
-    assert rows(conn, "select * from bartleby.drift()") == []
-    create(conn)
-    send_count(conn, 3)
-    fail_all(conn, claim(conn, 2), verdict="dead")
-    assert drain(conn) == [3]
-    assert value(conn, "select count(*) from bartleby.dead_letters") == 2
-    assert value(conn, "select bartleby.turn(0)").startswith("writing to")
-    assert rows(conn, "select * from bartleby.reap()") == []
+    assert sql.rows(conn, "select * from bartleby.drift()") == []
+    sql.create(conn)
+    sql.send_count(conn, 3)
+    sql.fail_all(conn, sql.claim(conn, 2), verdict="dead")
+    assert sql.drain(conn) == [3]
+    assert sql.value(conn, "select count(*) from bartleby.dead_letters") == 2
+    assert sql.value(conn, "select bartleby.turn(0)").startswith("writing to")
+    assert sql.rows(conn, "select * from bartleby.reap()") == []
 
 
 def test_installing_again_loses_nothing_and_repairs_drift(dsn: str, conn: Connection, connect: Connect) -> None:
-    create(conn, max_attempts=7)
-    send_count(conn, 5)
-    fail_all(conn, claim(conn, 2), verdict="dead")
+    sql.create(conn, max_attempts=7)
+    sql.send_count(conn, 5)
+    sql.fail_all(conn, sql.claim(conn, 2), verdict="dead")
     worker = connect(autocommit=False)
-    claimed = claim(worker, 2)
+    claimed = sql.claim(worker, 2)
     worker.commit()
-    before = snapshot_of_everything(conn)
+    before = sql.snapshot_of_everything(conn)
     assert run(dsn, INSTALL) == ""
-    assert snapshot_of_everything(conn) == before
-    assert ack(worker, claimed.lease) == 2
+    assert sql.snapshot_of_everything(conn) == before
+    assert sql.ack(worker, claimed.lease) == 2
     worker.commit()
-    assert len(drain(conn)) == 1
+    assert len(sql.drain(conn)) == 1
     conn.execute("drop index bartleby.lease_id_key")
     conn.execute("drop view bartleby.attempts")
     conn.execute("grant execute on function bartleby.reap() to public")
-    assert len(rows(conn, "select * from bartleby.drift()")) == 3
+    assert len(sql.rows(conn, "select * from bartleby.drift()")) == 3
     run(dsn, INSTALL)
-    assert rows(conn, "select * from bartleby.drift()") == []
-    assert value(conn, "select has_function_privilege('public', 'bartleby.reap()', 'execute')") is False
+    assert sql.rows(conn, "select * from bartleby.drift()") == []
+    assert sql.value(conn, "select has_function_privilege('public', 'bartleby.reap()', 'execute')") is False
 
 
 def test_another_version_is_refused_and_left_alone(dsn: str, conn: Connection) -> None:
-    create(conn)
+    sql.create(conn)
     conn.execute("update bartleby.installation set version = '0.0.9'")
-    refusal = psql(dsn, file=INSTALL)
+    refusal = sql.psql(dsn, file=INSTALL)
     assert refusal.returncode == 3
     assert "ZB010" in refusal.stderr
     assert "0.0.9" in refusal.stderr
-    assert value(conn, "select bartleby.version()") == "0.0.9"
-    assert send(conn, 1) > 0
+    assert sql.value(conn, "select bartleby.version()") == "0.0.9"
+    assert sql.send(conn, 1) > 0
 
 
 def test_schema_of_another_owner_is_refused(dsn: str, conn: Connection) -> None:
@@ -141,10 +125,10 @@ def test_schema_of_another_owner_is_refused(dsn: str, conn: Connection) -> None:
     conn.execute("create role stranger_of_the_schema")
     try:
         conn.execute("create schema bartleby authorization stranger_of_the_schema")
-        done = psql(dsn, file=INSTALL)
+        done = sql.psql(dsn, file=INSTALL)
         assert done.returncode != 0
         assert "belongs to another user" in done.stderr
-        assert rows(conn, "select from pg_class where relnamespace = 'bartleby'::regnamespace") == []
+        assert sql.rows(conn, "select from pg_class where relnamespace = 'bartleby'::regnamespace") == []
     finally:
         conn.execute("drop schema bartleby cascade")
         conn.execute("drop role stranger_of_the_schema")
@@ -157,18 +141,18 @@ def test_removing_leaves_nothing_but_roles_that_another_database_uses(superuser:
     with psycopg.connect(one, autocommit=True) as conn:
         before = [each for each in objects(conn) if not each.startswith("role ")]
         run(one, INSTALL)
-        create(conn, "a")
-        create(conn, "b", dead_letter_to="a")
-        send_count(conn, 3, "b")
-        fail_all(conn, claim(conn, 2, "b"), verdict="dead")
+        sql.create(conn, "a")
+        sql.create(conn, "b", dead_letter_to="a")
+        sql.send_count(conn, 3, "b")
+        sql.fail_all(conn, sql.claim(conn, 2, "b"), verdict="dead")
         notices = run(one, UNINSTALL)
         assert [each for each in objects(conn) if not each.startswith("role ")] == before
-    assert [role for role in ROLES if f"role {role} is kept" not in notices] == []
-    assert roles(superuser) == sorted(ROLES)
+    assert [role for role in sql.ROLES if f"role {role} is kept" not in notices] == []
+    assert roles(superuser) == sorted(sql.ROLES)
     with psycopg.connect(two, autocommit=True) as conn:
-        create(conn)
+        sql.create(conn)
         conn.execute("set role bartleby_producer")
-        assert send(conn, 1) > 0
+        assert sql.send(conn, 1) > 0
     run(two, UNINSTALL)
     assert roles(superuser) == []
 
@@ -180,12 +164,12 @@ def test_user_that_may_create_roles_and_schemas_can_install(superuser: Connectio
     target = database(superuser, "shop", "person_a", owner)
     superuser.execute("grant create on database shop to person_a")
     assert run(target, INSTALL) == ""
-    assert roles(superuser) == sorted(ROLES)
+    assert roles(superuser) == sorted(sql.ROLES)
     with psycopg.connect(target, autocommit=True) as conn:
         conn.execute("grant bartleby_producer to person_b")
         assert_it_works(conn)
     with psycopg.connect(target.replace("person_a", "person_b"), autocommit=True) as conn:
-        assert send(conn, 1) > 0
+        assert sql.send(conn, 1) > 0
         assert_refused(conn, "42501", "denied", "select bartleby.claim('q', 'w')")
     assert run(target, INSTALL) == ""
     run(target, UNINSTALL)
@@ -199,8 +183,8 @@ def test_user_that_may_not_create_roles_is_warned_and_works_alone(superuser: Con
     assert roles(superuser) == []
     with psycopg.connect(target, autocommit=True) as conn:
         assert_it_works(conn)
-        for role in ROLES:
+        for role in sql.ROLES:
             superuser.execute(f"create role {role} nologin".encode())
         assert run(target, INSTALL) == "", "roles that an administrator created get their rights now"
-        assert value(conn, "select has_function_privilege('bartleby_worker', 'bartleby.reap()', 'execute')")
+        assert sql.value(conn, "select has_function_privilege('bartleby_worker', 'bartleby.reap()', 'execute')")
     assert "is kept" in run(target, UNINSTALL)

@@ -5,22 +5,10 @@ from typing import Any
 
 import pytest
 
+from tests.kit import sql
 from tests.kit.clock import Clock
 from tests.kit.refusals import assert_refused
-from tests.kit.sql import (
-    Connect,
-    Connection,
-    claim,
-    column,
-    create,
-    reap,
-    row,
-    rows,
-    send,
-    stats,
-    value,
-    waiting,
-)
+from tests.kit.sql import Connect, Connection
 
 AGAIN = "select bartleby.pause_queue('q', 'ben', 'not yet', p_until => bartleby.clock() + interval '1 hour')"
 PAUSED = ("ana", "queue.pause", "wrong mails")
@@ -40,7 +28,7 @@ def pause(conn: Connection, minutes: float = 30, queue: str = "q") -> None:
 
 def paused(conn: Connection, queue: str = "q") -> tuple[bool, bool]:
     """Whether it is paused, and whether that has an end."""
-    found = stats(conn, queue)
+    found = sql.stats(conn, queue)
     return found["paused"], found["paused_until"] is not None
 
 
@@ -53,48 +41,50 @@ def lines(conn: Connection) -> list[tuple[Any, ...]]:
 class TestEnd:
     def test_first_reap_after_its_time_ends_it(self, conn: Connection, clock: Clock, connect: Connect) -> None:
         worker = connect()
-        worker.execute(f'listen "{value(conn, "select bartleby.channel(%s)", "q")}"')
+        worker.execute(f'listen "{sql.value(conn, "select bartleby.channel(%s)", "q")}"')
         clock.stop()
-        send(conn, 1)
+        sql.send(conn, 1)
         pause(conn)
-        assert stats(conn)["paused_until"] - value(conn, "select bartleby.clock()") == timedelta(minutes=30)
-        end = value(conn, "select to_jsonb(paused_until) from bartleby.queue")
+        assert sql.stats(conn)["paused_until"] - sql.value(conn, "select bartleby.clock()") == timedelta(minutes=30)
+        end = sql.value(conn, "select to_jsonb(paused_until) from bartleby.queue")
         conn.execute("select bartleby.open_breaker('q', 'storm', '0')")
         clock.advance(29 * 60)
-        reap(conn)
+        sql.reap(conn)
         with conn.transaction():
-            reap(conn)
-            assert value(conn, "select pg_current_xact_id_if_assigned()") is None, "before its end it writes nothing"
+            sql.reap(conn)
+            assert sql.value(conn, "select pg_current_xact_id_if_assigned()") is None, (
+                "before its end it writes nothing"
+            )
         clock.advance(7 * 86400)
-        assert claim(conn).messages == [], "a claim ends nothing, however late it is"
+        assert sql.claim(conn).messages == [], "a claim ends nothing, however late it is"
         with conn.transaction(force_rollback=True):
-            reap(conn)
+            sql.reap(conn)
             assert paused(conn) == (False, False)
         assert paused(conn) == (True, True)
         conn.execute("set role bartleby_worker")
-        reap(conn)
-        reap(conn)
+        sql.reap(conn)
+        sql.reap(conn)
         conn.execute("reset role")
         assert [notice.pid for notice in worker.notifies(timeout=30, stop_after=1)] == [conn.info.backend_pid]
-        assert (paused(conn), stats(conn)["breaker"]) == ((False, False), "open"), "the breaker is left alone"
+        assert (paused(conn), sql.stats(conn)["breaker"]) == ((False, False), "open"), "the breaker is left alone"
         assert lines(conn) == [PAUSED, OVER]
         changed = "select subject, before, after, request_id from bartleby.audit_log order by id desc limit 1"
-        assert tuple(row(conn, changed).values()) == (
+        assert tuple(sql.row(conn, changed).values()) == (
             {"queue": "q"}, {"paused": True, "paused_until": end}, {"paused": False}, None,
         )  # fmt: skip
-        assert claim(conn).payloads == [1]
+        assert sql.claim(conn).payloads == [1]
 
     def test_each_queue_ends_at_its_own_time(self, conn: Connection, clock: Clock) -> None:
         for name, minutes in (("a", 10.0), ("b", 20.0), ("c", 10.0)):
-            create(conn, name)
+            sql.create(conn, name)
             pause(conn, minutes, name)
         conn.execute("select bartleby.pause_queue('q')")
         clock.advance(601)
-        reap(conn)
-        assert column(conn, "select name from bartleby.queues where paused order by 1") == ["b", "q"]
+        sql.reap(conn)
+        assert sql.column(conn, "select name from bartleby.queues where paused order by 1") == ["b", "q"]
         clock.advance(100 * 365 * 86400)
-        reap(conn)
-        assert column(conn, "select name from bartleby.queues where paused") == ["q"]
+        sql.reap(conn)
+        assert sql.column(conn, "select name from bartleby.queues where paused") == ["q"]
 
     def test_last_word_of_an_operator_counts(self, conn: Connection, clock: Clock) -> None:
         pause(conn)
@@ -103,14 +93,14 @@ class TestEnd:
             with conn.transaction(force_rollback=True):
                 conn.execute(again, [until])
                 clock.advance(1801)
-                reap(conn)
+                sql.reap(conn)
                 assert lines(conn) == [PAUSED, NOT_YET, *([OVER] if over else [])], until
                 assert paused(conn)[0] is not over, until
         conn.execute("select bartleby.resume_queue('q', 'ben', 'all is well')")
         assert paused(conn) == (False, False)
         clock.advance(1801)
         conn.execute(again, [None])
-        reap(conn)
+        sql.reap(conn)
         assert paused(conn) == (True, False), "resuming forgets the end"
         assert lines(conn) == [PAUSED, ("ben", "queue.resume", "all is well"), NOT_YET]
 
@@ -126,8 +116,8 @@ class TestEnd:
 @pytest.fixture
 def lapsed(conn: Connection, clock: Clock, q: None) -> Clock:
     """The pause is over, and so is a lease."""
-    send(conn, 1)
-    claim(conn)
+    sql.send(conn, 1)
+    sql.claim(conn)
     pause(conn)
     clock.advance(1801)
     conn.execute("set statement_timeout = '30s'")
@@ -140,23 +130,23 @@ class TestAtOnce:
     def test_operator_that_pauses_again_wins(self, conn: Connection, lapsed: Clock, connect: Connect) -> None:
         operator = connect(autocommit=False)
         operator.execute(AGAIN)
-        reap(conn)
+        sql.reap(conn)
         operator.commit()
-        reap(conn)
+        sql.reap(conn)
         assert (paused(conn), lines(conn)) == ((True, True), [PAUSED, NOT_YET])
         lapsed.advance(3600)
-        reap(conn)
+        sql.reap(conn)
         assert lines(conn) == [PAUSED, NOT_YET, OVER]
 
     @pytest.mark.usefixtures("lapsed")
     def test_operator_that_pauses_while_it_ends_comes_after(self, conn: Connection, connect: Connect) -> None:
         janitor, operator = connect(autocommit=False), connect()
-        reap(janitor)
-        with waiting(conn, operator, lambda other: other.execute(AGAIN), for_whom=janitor) as second:
+        sql.reap(janitor)
+        with sql.waiting(conn, operator, lambda other: other.execute(AGAIN), for_whom=janitor) as second:
             janitor.commit()
             second.result()
         assert (paused(conn), lines(conn)) == ((True, True), [PAUSED, OVER, NOT_YET])
-        assert rows(conn, "select * from bartleby.verify_audit()") == []
+        assert sql.rows(conn, "select * from bartleby.verify_audit()") == []
 
     @pytest.mark.usefixtures("lapsed")
     def test_lapsed_leases_return_whatever_is_locked(self, conn: Connection, connect: Connect) -> None:
@@ -169,26 +159,26 @@ class TestAtOnce:
         ):
             other.execute(locking.encode())
             with conn.transaction(force_rollback=True):
-                assert len(reap(conn)) == 1, locking
+                assert len(sql.reap(conn)) == 1, locking
                 assert paused(conn) == (True, True), locking
             other.rollback()
         with conn.transaction(force_rollback=True):
             conn.execute("set local session_replication_role = replica")
             conn.execute("delete from bartleby.audit_head")
-            assert len(reap(conn)) == 1
+            assert len(sql.reap(conn)) == 1
             assert paused(conn) == (True, True), "nothing is done that cannot be recorded"
-        reap(conn)
+        sql.reap(conn)
         assert (paused(conn), lines(conn)) == ((False, False), [PAUSED, OVER])
 
     def test_other_queues_end_though_one_is_locked(self, conn: Connection, clock: Clock, connect: Connect) -> None:
-        create(conn, "a")
+        sql.create(conn, "a")
         pause(conn)
         pause(conn, queue="a")
         clock.advance(1801)
         other = connect(autocommit=False)
         other.execute("select bartleby.open_breaker('q', 'storm', '0')")
-        reap(conn)
+        sql.reap(conn)
         assert (paused(conn), paused(conn, "a")) == ((True, True), (False, False))
         other.commit()
-        reap(conn)
-        assert (paused(conn), stats(conn)["breaker"]) == ((False, False), "open")
+        sql.reap(conn)
+        assert (paused(conn), sql.stats(conn)["breaker"]) == ((False, False), "open")

@@ -2,20 +2,8 @@
 
 from typing import Any
 
-from tests.kit.sql import (
-    Connect,
-    Connection,
-    claim,
-    column,
-    create,
-    drain,
-    refused,
-    send,
-    send_count,
-    snapshot_of_everything,
-    value,
-    waiting,
-)
+from tests.kit import sql
+from tests.kit.sql import Connect, Connection
 
 DEFAULTS = {
     "max_attempts": 5, "backoff": "exponential", "base": "00:00:01", "factor": 2.0, "cap": "00:05:00", "jitter": "full",
@@ -25,7 +13,7 @@ DEFAULTS = {
 
 
 def policy(conn: Connection, name: str = "q") -> dict[str, Any]:
-    found = value(conn, "select to_jsonb(q) from bartleby.queues q where name = %s", name)
+    found = sql.value(conn, "select to_jsonb(q) from bartleby.queues q where name = %s", name)
     return {key: found[key] for key in DEFAULTS}
 
 
@@ -39,14 +27,14 @@ BAD_NAMES = [
 def test_good_name_is_accepted_and_a_bad_one_refused(conn: Connection) -> None:
     good = ["a", "0", "a-b", "a_b", "a.b", "9.-_", "x" * 63]
     for name in good:
-        create(conn, name)
-        send(conn, "hello", name)
-        assert claim(conn, queue=name).payloads == ["hello"], name
+        sql.create(conn, name)
+        sql.send(conn, "hello", name)
+        assert sql.claim(conn, queue=name).payloads == ["hello"], name
     for bad in BAD_NAMES:
-        with refused("ZB002", "invalid queue name", row=bad) as caught:
+        with sql.refused("ZB002", "invalid queue name", row=bad) as caught:
             conn.execute("select bartleby.create_queue(%s)", [bad])
         assert len(str(caught.value)) < 500
-    assert sorted(column(conn, "select name from bartleby.queues")) == sorted(good)
+    assert sorted(sql.column(conn, "select name from bartleby.queues")) == sorted(good)
 
 
 CALLS = [
@@ -69,15 +57,15 @@ CALLS = [
 
 
 def test_every_function_refuses_an_unknown_queue(conn: Connection) -> None:
-    create(conn)
-    before = snapshot_of_everything(conn)
+    sql.create(conn)
+    before = sql.snapshot_of_everything(conn)
     for call in CALLS:
         for queue in ("nowhere", "", None, "Q", "q ", "x" * 10_000):
-            with refused("ZB001", "unknown queue", row=(call, queue)) as caught:
+            with sql.refused("ZB001", "unknown queue", row=(call, queue)) as caught:
                 conn.execute(f"select bartleby.{call}", {"queue": queue})
             assert len(str(caught.value)) < 1000
-    assert snapshot_of_everything(conn) == before
-    taking_a_queue = column(
+    assert sql.snapshot_of_everything(conn) == before
+    taking_a_queue = sql.column(
         conn,
         "select distinct proname::text from pg_proc where pronamespace = 'bartleby'::regnamespace and prosecdef"
         " and has_function_privilege('bartleby_operator', oid, 'execute') and proargtypes[0] = 'text'::regtype"
@@ -120,76 +108,76 @@ BAD: dict[str, list[Any]] = {
 
 def test_good_policy_is_stored_and_the_rest_has_defaults(conn: Connection) -> None:
     for n, (given, stored) in enumerate(GOOD):
-        create(conn, f"q{n}", **given)
+        sql.create(conn, f"q{n}", **given)
         assert policy(conn, f"q{n}") == DEFAULTS | given | stored, given
 
 
 def test_bad_policy_is_refused_by_the_name_of_its_key(conn: Connection) -> None:
-    create(conn)
+    sql.create(conn)
     assert set(BAD) == set(DEFAULTS)
     for key, values in BAD.items():
         for bad in values:
             word = "schedule" if bad == "schedule" else f'"{key}"'
-            with refused("ZB003", word, row=(key, bad)) as caught:
-                create(conn, "q", **{key: bad})
+            with sql.refused("ZB003", word, row=(key, bad)) as caught:
+                sql.create(conn, "q", **{key: bad})
             assert len(str(caught.value)) < 2000
     for key in ("retries", "", "Max_Attempts", "max_attempts ", "x" * 10_000):
-        with refused("ZB003", key[:80], row=key) as caught:
-            create(conn, "q", **{"max_attempts": 9, key: 1})
+        with sql.refused("ZB003", key[:80], row=key) as caught:
+            sql.create(conn, "q", **{"max_attempts": 9, key: 1})
         assert "known keys" in str(caught.value.diag.message_hint)
     for no_object in ("[]", "1", "null", '"fast"', None):
         for verb in ("create_queue", "configure_queue"):
-            with refused("ZB003", row=(verb, no_object)):
+            with sql.refused("ZB003", row=(verb, no_object)):
                 conn.execute(f"select bartleby.{verb}('q', %s)", [no_object])
-    with refused("ZB003", "schedule"):
-        create(conn, "new", backoff="schedule")
+    with sql.refused("ZB003", "schedule"):
+        sql.create(conn, "new", backoff="schedule")
     assert policy(conn) == DEFAULTS
-    assert column(conn, "select name from bartleby.queues") == ["q"]
+    assert sql.column(conn, "select name from bartleby.queues") == ["q"]
 
 
 def test_configuring_and_creating_again_merge_and_keep_the_messages(conn: Connection) -> None:
-    create(conn, "a")
-    create(conn, "q", max_attempts=7, lease=10, dead_letter_to="a")
-    send_count(conn, 2)
-    create(conn)
+    sql.create(conn, "a")
+    sql.create(conn, "q", max_attempts=7, lease=10, dead_letter_to="a")
+    sql.send_count(conn, 2)
+    sql.create(conn)
     conn.execute("select bartleby.configure_queue('q', '{\"lease\": 20, \"give_up_after\": 60}')")
     conn.execute("select bartleby.configure_queue('q', '{\"give_up_after\": null}')")
     conn.execute("select bartleby.configure_queue('q', '{}')")
     changed = {"max_attempts": 7, "lease": "00:00:20", "dead_letter_to": "a"}
     assert policy(conn) == DEFAULTS | changed
-    create(conn, "q", dead_letter_to=None, lease=5)
+    sql.create(conn, "q", dead_letter_to=None, lease=5)
     assert policy(conn) == DEFAULTS | {"max_attempts": 7, "lease": "00:00:05"}
-    assert drain(conn) == [1, 2]
+    assert sql.drain(conn) == [1, 2]
 
 
 def test_routes_must_not_form_a_cycle(conn: Connection) -> None:
     for name in ("a", "b", "c"):
-        create(conn, name)
-    create(conn, "a", dead_letter_to="b")
-    create(conn, "b", invalid_to="c")
+        sql.create(conn, name)
+    sql.create(conn, "a", dead_letter_to="b")
+    sql.create(conn, "b", invalid_to="c")
     for key in ("dead_letter_to", "invalid_to"):
         for name in ("a", "b"):
-            with refused("ZB003", f'"{key}"', row=(key, name)):
-                create(conn, "c", **{key: name})
+            with sql.refused("ZB003", f'"{key}"', row=(key, name)):
+                sql.create(conn, "c", **{key: name})
     for key in ("invalid_to", "dead_letter_to"):
-        create(conn, "a", **{key: "c"})
+        sql.create(conn, "a", **{key: "c"})
         assert policy(conn, "a")[key] == "c"
 
 
 def test_concurrent_creations_and_changes_all_hold_and_form_no_cycle(connect: Connect) -> None:
     one, two, observer = connect(autocommit=False), connect(), connect()
-    create(observer, "a")
+    sql.create(observer, "a")
     changed = DEFAULTS | {"max_attempts": 7, "dead_letter_to": "a"}
     for seconds in (5, 6):
-        create(one, "q", max_attempts=7, dead_letter_to="a", factor=seconds)
-        with waiting(observer, two, lambda conn: create(conn, "q", lease=seconds), for_whom=one) as second:  # noqa: B023
+        sql.create(one, "q", max_attempts=7, dead_letter_to="a", factor=seconds)
+        with sql.waiting(observer, two, lambda conn: sql.create(conn, "q", lease=seconds), for_whom=one) as second:  # noqa: B023
             one.commit()
             second.result()
         assert policy(observer) == changed | {"lease": f"00:00:0{seconds}", "factor": seconds}
-    assert value(observer, "select count(*) from pg_class where relname ~ '^positions_'") == 2
-    create(observer, "b")
-    create(one, "a", dead_letter_to="b")
-    with waiting(observer, two, lambda conn: create(conn, "b", dead_letter_to="q"), for_whom=one) as second:
+    assert sql.value(observer, "select count(*) from pg_class where relname ~ '^positions_'") == 2
+    sql.create(observer, "b")
+    sql.create(one, "a", dead_letter_to="b")
+    with sql.waiting(observer, two, lambda conn: sql.create(conn, "b", dead_letter_to="q"), for_whom=one) as second:
         one.commit()
-        with refused("ZB003", "dead_letter_to"):
+        with sql.refused("ZB003", "dead_letter_to"):
             second.result()

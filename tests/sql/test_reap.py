@@ -2,27 +2,9 @@
 
 import pytest
 
+from tests.kit import sql
 from tests.kit.clock import Clock
-from tests.kit.sql import (
-    Claim,
-    Connect,
-    Connection,
-    ack,
-    claim,
-    column,
-    create,
-    fail_all,
-    reap,
-    refused,
-    release,
-    row,
-    rows,
-    send,
-    send_count,
-    stats,
-    value,
-    waiting,
-)
+from tests.kit.sql import Claim, Connect, Connection
 
 pytestmark = pytest.mark.usefixtures("q")
 
@@ -30,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("q")
 def lapse(conn: Connection, clock: Clock) -> list[str]:
     """Let every lease lapse; return what the reaper did with each, once its messages are back."""
     clock.advance(61)
-    outcomes = [found["outcome"] for found in reap(conn)]
+    outcomes = [found["outcome"] for found in sql.reap(conn)]
     clock.advance(400)
     return outcomes
 
@@ -38,8 +20,8 @@ def lapse(conn: Connection, clock: Clock) -> list[str]:
 @pytest.fixture
 def suspect(conn: Connection, clock: Clock, q: None) -> int:
     """A message whose first worker died, so that it runs alone from now on."""
-    sent = send(conn, "poison")
-    claim(conn)
+    sent = sql.send(conn, "poison")
+    sql.claim(conn)
     assert lapse(conn, clock) == ["released"]
     return sent
 
@@ -48,25 +30,25 @@ def test_messages_of_a_lapsed_batch_come_back_alone_and_uncharged(
     conn: Connection, clock: Clock, connect: Connect
 ) -> None:
     clock.stop()
-    ids = send_count(conn, 5)
-    work = claim(conn, 5, worker="host")
-    ack(conn, work.lease, work.positions[1:3])
+    ids = sql.send_count(conn, 5)
+    work = sql.claim(conn, 5, worker="host")
+    sql.ack(conn, work.lease, work.positions[1:3])
     del ids[1:3]
     clock.advance(59)
-    assert reap(conn) == []
+    assert sql.reap(conn) == []
     clock.advance(2)
     found = {"queue": "q", "lease_id": work.lease, "worker": "host", "messages": 3, "outcome": "released"}
     with conn.transaction(force_rollback=True):
-        assert reap(conn) == [found]
+        assert sql.reap(conn) == [found]
     reaper = connect(autocommit=False)
-    assert (reap(reaper), reap(conn)) == ([found], []), "a second reaper has nothing to do"
+    assert (sql.reap(reaper), sql.reap(conn)) == ([found], []), "a second reaper has nothing to do"
     reaper.commit()
-    assert reap(conn) == []
+    assert sql.reap(conn) == []
     clock.advance(1)
-    back = [claim(conn, 10).one for _ in range(3)]
+    back = [sql.claim(conn, 10).one for _ in range(3)]
     assert [message["message_id"] for message in back] == ids
     assert {(message["attempt"], message["solo"]) for message in back} == {(1, True)}
-    ledger = rows(conn, "select message_id, attempt, outcome, verdict, worker, lease_id from bartleby.attempts")
+    ledger = sql.rows(conn, "select message_id, attempt, outcome, verdict, worker, lease_id from bartleby.attempts")
     lost = {"attempt": 1, "outcome": "lost", "verdict": "retry", "worker": "host", "lease_id": work.lease}
     assert ledger == [{"message_id": message_id, **lost} for message_id in ids]
 
@@ -78,104 +60,106 @@ def test_message_dies_after_its_crash_budget_or_its_attempts(conn: Connection, c
         if max_attempts < crash_budget:
             rules[-1] = f"attempt {lives} of {max_attempts}"
         with conn.transaction(force_rollback=True):
-            create(conn, "q", crash_budget=crash_budget, max_attempts=max_attempts)
+            sql.create(conn, "q", crash_budget=crash_budget, max_attempts=max_attempts)
             outcomes = []
             for _ in rules:
-                claim(conn, worker="host")
+                sql.claim(conn, worker="host")
                 outcomes += lapse(conn, clock)
-            assert (outcomes, claim(conn).messages) == (["retry"] * (lives - 1) + ["dead"], [])
+            assert (outcomes, sql.claim(conn).messages) == (["retry"] * (lives - 1) + ["dead"], [])
             query = "select rule, outcome, error_type, worker, attempt from bartleby.attempts order by failed_at"
             charged = {"outcome": "crashed", "error_type": "WorkerLost", "worker": "host"}
-            assert rows(conn, query)[1:] == [{"rule": rule, **charged, "attempt": n} for n, rule in enumerate(rules, 1)]
+            assert sql.rows(conn, query)[1:] == [
+                {"rule": rule, **charged, "attempt": n} for n, rule in enumerate(rules, 1)
+            ]
             letter = {"message_id": suspect, "reason": "crashed", "crashes": lives, "attempts": lives}
-            assert row(conn, "select message_id, reason, crashes, attempts from bartleby.dead_letters") == letter
+            assert sql.row(conn, "select message_id, reason, crashes, attempts from bartleby.dead_letters") == letter
 
 
 def test_neighbours_of_a_poison_message_lose_no_attempt(conn: Connection, clock: Clock) -> None:
-    create(conn, "q", crash_budget=2)
-    send_count(conn, 5)
+    sql.create(conn, "q", crash_budget=2)
+    sql.send_count(conn, 5)
     deaths, done = 0, []
     for _ in range(40):
-        work = claim(conn, 10)
+        work = sql.claim(conn, 10)
         if 3 in work.payloads:
             deaths += 1
             clock.advance(61)
         elif work.messages:
             assert {message["attempt"] for message in work.messages} == {1}
             done += work.payloads
-            ack(conn, work.lease)
-        reap(conn)
+            sql.ack(conn, work.lease)
+        sql.reap(conn)
         clock.advance(10)
     assert (sorted(done), deaths) == ([1, 2, 4, 5], 1 + 2)
-    assert column(conn, "select payload from bartleby.dead_letters") == [3]
+    assert sql.column(conn, "select payload from bartleby.dead_letters") == [3]
 
 
 @pytest.mark.usefixtures("suspect")
 def test_suspect_that_ran_to_its_end_runs_with_others_again(conn: Connection, clock: Clock) -> None:
     for ran in (False, True):
-        work = claim(conn)
+        work = sql.claim(conn)
         assert work.one["solo"]
-        assert value(conn, "select bartleby.release(%s, null, '0', %s)", work.lease, ran) == 1
+        assert sql.value(conn, "select bartleby.release(%s, null, '0', %s)", work.lease, ran) == 1
         clock.advance(1)
-    again = claim(conn)
+    again = sql.claim(conn)
     assert not again.one["solo"]
-    assert ack(conn, again.lease) == 1
-    assert column(conn, "select outcome from bartleby.attempts") == ["lost"]
+    assert sql.ack(conn, again.lease) == 1
+    assert sql.column(conn, "select outcome from bartleby.attempts") == ["lost"]
 
 
 def test_every_queue_is_reaped_paused_or_not_and_keeps_its_newest_lease(conn: Connection, clock: Clock) -> None:
-    create(conn, "other")
+    sql.create(conn, "other")
     for name in ("q", "other"):
-        send_count(conn, 20, name)
+        sql.send_count(conn, 20, name)
         for _ in range(10):
-            ack(conn, claim(conn, 1, name).lease)
-    held = claim(conn)
-    ack(conn, claim(conn).lease)
-    newest = column(conn, "select (bartleby.reader(id)).id from bartleby.queue order by id")
+            sql.ack(conn, sql.claim(conn, 1, name).lease)
+    held = sql.claim(conn)
+    sql.ack(conn, sql.claim(conn).lease)
+    newest = sql.column(conn, "select (bartleby.reader(id)).id from bartleby.queue order by id")
     for _ in range(2):
-        reap(conn)
-        assert column(conn, "select id from bartleby.lease order by id") == sorted([*newest, held.lease])
-    assert claim(conn).payloads == [13]
-    assert claim(conn, queue="other").payloads == [11]
+        sql.reap(conn)
+        assert sql.column(conn, "select id from bartleby.lease order by id") == sorted([*newest, held.lease])
+    assert sql.claim(conn).payloads == [13]
+    assert sql.claim(conn, queue="other").payloads == [11]
     conn.execute("select bartleby.pause_queue('other')")
     clock.advance(61)
-    assert [found["queue"] for found in reap(conn)] == ["q", "q", "other"]
+    assert [found["queue"] for found in sql.reap(conn)] == ["q", "q", "other"]
 
 
 def test_reaping_needs_read_committed_and_no_advisory_lock(connect: Connect, conn: Connection, clock: Clock) -> None:
     """Every role can take any advisory lock, so upkeep must not depend on one that can be guessed."""
-    send(conn, 1)
-    claim(conn)
+    sql.send(conn, 1)
+    sql.claim(conn)
     clock.advance(61)
     for level in ("repeatable read", "serializable"):
         for duty in ("reap", "turn"):
-            with refused("ZB007", row=f"{duty} {level}"), conn.transaction():
+            with sql.refused("ZB007", row=f"{duty} {level}"), conn.transaction():
                 conn.execute(f"set transaction isolation level {level}")
                 conn.execute(f"select bartleby.{duty}()")
     connect().execute(
         "select pg_advisory_lock(hashtextextended('bartleby.' || duty, 0)) from"
         " unnest('{reap,turn,reaping,turning}'::text[]) duty"
     )
-    assert len(reap(conn)) == 1
-    assert "writing to" in value(conn, "select bartleby.turn(0)")
+    assert len(sql.reap(conn)) == 1
+    assert "writing to" in sql.value(conn, "select bartleby.turn(0)")
 
 
 def test_ack_waits_for_the_reaper_of_its_lease(connect: Connect, conn: Connection, clock: Clock) -> None:
-    send_count(conn, 2)
-    work = claim(conn, 2)
+    sql.send_count(conn, 2)
+    work = sql.claim(conn, 2)
     clock.advance(61)
     reaper, worker = connect(autocommit=False), connect()
-    assert len(reap(reaper)) == 1
-    with waiting(conn, worker, lambda conn: ack(conn, work.lease), for_whom=reaper) as late:
+    assert len(sql.reap(reaper)) == 1
+    with sql.waiting(conn, worker, lambda conn: sql.ack(conn, work.lease), for_whom=reaper) as late:
         reaper.commit()
-        with refused("ZB006"):
+        with sql.refused("ZB006"):
             late.result()
-    assert stats(conn)["deferred"] == 2
+    assert sql.stats(conn)["deferred"] == 2
 
 
 def confirmed_claim(conn: Connection, limit: int = 1) -> Claim:
     """Claim with p_confirm: a suspect is charged for the death of its worker only after start()."""
-    return Claim(rows(conn, "select * from bartleby.claim('q', 'w', %s, p_confirm => true)", limit))
+    return Claim(sql.rows(conn, "select * from bartleby.claim('q', 'w', %s, p_confirm => true)", limit))
 
 
 def start(conn: Connection, lease: int | None) -> None:
@@ -188,8 +172,8 @@ def test_suspect_is_charged_only_if_it_had_started(conn: Connection, clock: Cloc
         assert (work.one["solo"], work.one["attempt"]) == (True, 1)
         assert lapse(conn, clock) == ["released"]
     uncharged = {"message_id": suspect, "attempts": 0, "crashes": 0, "solo": True}
-    assert row(conn, "select message_id, attempts, crashes, solo from bartleby.messages") == uncharged
-    assert rows(conn, "select distinct outcome, verdict, rule from bartleby.attempts where rule like 'it %%'") == [
+    assert sql.row(conn, "select message_id, attempts, crashes, solo from bartleby.messages") == uncharged
+    assert sql.rows(conn, "select distinct outcome, verdict, rule from bartleby.attempts where rule like 'it %%'") == [
         {"outcome": "lost", "verdict": "retry", "rule": "it never began to run"}
     ]
     verdicts = []
@@ -200,21 +184,21 @@ def test_suspect_is_charged_only_if_it_had_started(conn: Connection, clock: Cloc
 
 
 def test_only_a_lease_of_a_suspect_awaits_its_start(conn: Connection, clock: Clock) -> None:
-    send_count(conn, 3)
+    sql.send_count(conn, 3)
     batch = confirmed_claim(conn, 3)
     unconfirmed = "select id from bartleby.lease where unconfirmed"
-    assert column(conn, unconfirmed) == []
+    assert sql.column(conn, unconfirmed) == []
     start(conn, batch.lease)
     assert lapse(conn, clock) == ["released"]
-    assert value(conn, "select bartleby.open_breaker('q', 'storm', '0')")
+    assert sql.value(conn, "select bartleby.open_breaker('q', 'storm', '0')")
     clock.advance(2)
     work = confirmed_claim(conn)
-    assert column(conn, unconfirmed + " and probe") == [work.lease]
+    assert sql.column(conn, unconfirmed + " and probe") == [work.lease]
     for _ in range(2):
         start(conn, work.lease)
-        assert column(conn, unconfirmed) == []
-    ack(conn, work.lease)
-    assert value(conn, "select passed from bartleby.breaker") == 1, "and it is a probe of the breaker"
+        assert sql.column(conn, unconfirmed) == []
+    sql.ack(conn, work.lease)
+    assert sql.value(conn, "select passed from bartleby.breaker") == 1, "and it is a probe of the breaker"
 
 
 @pytest.mark.usefixtures("suspect")
@@ -224,15 +208,15 @@ def test_lease_that_is_no_longer_held_cannot_start(conn: Connection, clock: Cloc
         with conn.transaction(force_rollback=True):
             match how:
                 case "ack":
-                    ack(conn, work.lease)
+                    sql.ack(conn, work.lease)
                 case "fail":
-                    fail_all(conn, work)
+                    sql.fail_all(conn, work)
                 case "release":
-                    release(conn, work.lease)
+                    sql.release(conn, work.lease)
                 case _:
                     assert lapse(conn, clock) == ["released"]
             for lease in (work.lease, 99, None):
-                with refused("ZB006", row=(how, lease)), conn.transaction():
+                with sql.refused("ZB006", row=(how, lease)), conn.transaction():
                     start(conn, lease)
 
 
@@ -242,11 +226,11 @@ def test_lapsed_lease_can_start_only_after_it_is_extended(conn: Connection, cloc
     work = confirmed_claim(conn)
     for started in (False, True):
         clock.advance(61)
-        with refused("ZB006"):
+        with sql.refused("ZB006"):
             start(conn, work.lease)
         with conn.transaction(force_rollback=True):
-            assert [found["outcome"] for found in reap(conn)] == ["retry" if started else "released"]
-            assert value(conn, "select attempts from bartleby.messages") == int(started)
+            assert [found["outcome"] for found in sql.reap(conn)] == ["retry" if started else "released"]
+            assert sql.value(conn, "select attempts from bartleby.messages") == int(started)
         conn.execute("select bartleby.extend(%s, '1 minute')", [[work.lease]])
         start(conn, work.lease)
     assert lapse(conn, clock) == ["retry"]
@@ -257,19 +241,19 @@ def test_start_is_refused_while_its_lease_is_reaped_or_released(
 ) -> None:
     work = confirmed_claim(conn)
     other, worker = connect(autocommit=False), connect()
-    assert release(other, work.lease) == 1
-    with waiting(conn, worker, lambda session: start(session, work.lease), for_whom=other) as starting:
+    assert sql.release(other, work.lease) == 1
+    with sql.waiting(conn, worker, lambda session: start(session, work.lease), for_whom=other) as starting:
         other.commit()
-        with refused("ZB006"):
+        with sql.refused("ZB006"):
             starting.result()
     clock.advance(1)
     work = confirmed_claim(conn)
     clock.advance(61)
-    assert len(reap(other)) == 1
-    with refused("ZB006"):
+    assert len(sql.reap(other)) == 1
+    with sql.refused("ZB006"):
         start(worker, work.lease)
     other.commit()
-    with refused("ZB006"):
+    with sql.refused("ZB006"):
         start(worker, work.lease)
 
 
@@ -278,14 +262,14 @@ def test_reaper_neither_waits_for_a_settlement_or_a_start_nor_takes_the_lease(
 ) -> None:
     clock.stop()
     alone = confirmed_claim(conn)
-    send_count(conn, 2)
-    batch = claim(conn, 2)
+    sql.send_count(conn, 2)
+    batch = sql.claim(conn, 2)
     worker = connect(autocommit=False)
     clock.advance(59)
     start(worker, alone.lease)
-    ack(worker, batch.lease, batch.positions[:1])
+    sql.ack(worker, batch.lease, batch.positions[:1])
     clock.advance(2)
     conn.execute("set lock_timeout = '1s'")
-    assert reap(conn) == []
+    assert sql.reap(conn) == []
     worker.commit()
-    assert [(found["messages"], found["outcome"]) for found in reap(conn)] == [(1, "retry"), (1, "released")]
+    assert [(found["messages"], found["outcome"]) for found in sql.reap(conn)] == [(1, "retry"), (1, "released")]

@@ -6,24 +6,9 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
+from tests.kit import sql
 from tests.kit.events import put_sink
-from tests.kit.sql import (
-    ROLES,
-    Claim,
-    Connection,
-    ack,
-    claim,
-    column,
-    create,
-    fail_all,
-    reap,
-    reject,
-    release,
-    rows,
-    send,
-    send_count,
-    value,
-)
+from tests.kit.sql import Claim, Connection
 
 PRODUCER = {"send", "send_many", "version"}
 WORKER = PRODUCER | {
@@ -60,34 +45,34 @@ RELATIONS = {"bartleby_reader": VIEWS, "bartleby_operator": VIEWS | {"tokens"}}
 
 
 def work(conn: Connection) -> None:
-    claimed = claim(conn, 4)
+    claimed = sql.claim(conn, 4)
     first, second, third, fourth = claimed.positions
     conn.execute("select bartleby.start(%s), bartleby.extend(%s, '1 minute')", [claimed.lease, [claimed.lease]])
-    ack(conn, claimed.lease, [first])
-    release(conn, claimed.lease, [second])
-    reject(conn, claimed.lease, third, "unacceptable")
+    sql.ack(conn, claimed.lease, [first])
+    sql.release(conn, claimed.lease, [second])
+    sql.reject(conn, claimed.lease, third, "unacceptable")
     conn.execute("select bartleby.fail(%s, %s)", [claimed.lease, json.dumps([{"position": fourth}])])
     conn.execute("select bartleby.idle('q'), bartleby.channel('q')")
 
 
 def run_plan(conn: Connection) -> None:
-    plan = value(conn, "select bartleby.plan_replay(null, 'me', 'because', p_ids => '{1,2}')")
+    plan = sql.value(conn, "select bartleby.plan_replay(null, 'me', 'because', p_ids => '{1,2}')")
     conn.execute("select bartleby.exclude_items(%s, '[{\"message_id\": 2}]', 'me', 'because')", [plan])
-    seal = value(conn, "select hash from bartleby.replays where id = %s", plan)
+    seal = sql.value(conn, "select hash from bartleby.replays where id = %s", plan)
     conn.execute("select bartleby.approve_replay(%s, %s, 'you', 'because')", [plan, seal])
     for verb in ("start", "pause", "resume", "cancel"):
         conn.execute(f"select bartleby.{verb}_replay(%s, 'me', 'because')".encode(), [plan])
 
 
 def split_and_merge(conn: Connection) -> None:
-    split = value(conn, "select bartleby.split_group(1, 'payload.a', '1', 'me', 'because')")
+    split = sql.value(conn, "select bartleby.split_group(1, 'payload.a', '1', 'me', 'because')")
     conn.execute("select bartleby.remove_rule(id, 'me', 'because') from bartleby.group_rules")
     conn.execute("select bartleby.merge_groups(%s, 1, 'me', 'because')", [[split]])
 
 
 def relay(conn: Connection) -> None:
     """The actions of the relay alone, with the secrets of sinks."""
-    assert column(conn, "select options ->> 'password' from bartleby.sink_settings()") == ["secret"]
+    assert sql.column(conn, "select options ->> 'password' from bartleby.sink_settings()") == ["secret"]
     conn.execute("select bartleby.cloud_events('bus', '[{\"event\": 1}]'), bartleby.report_sink('bus', 1, 1, 'x')")
     conn.execute("select bartleby.refuse_events('bus', '[]')")
 
@@ -96,11 +81,11 @@ def relay(conn: Connection) -> None:
 Attempts = list[str | Callable[[Connection], object]]
 BY = "'me', 'because'"
 VERSION: Attempts = ["select bartleby.version()"]
-SENDING: Attempts = [lambda conn: send(conn, 1), lambda conn: send_count(conn, 2)]
+SENDING: Attempts = [lambda conn: sql.send(conn, 1), lambda conn: sql.send_count(conn, 2)]
 WORKING: Attempts = [
-    claim,
+    sql.claim,
     work,
-    reap,
+    sql.reap,
     "select bartleby.turn()",
     "select bartleby.prune()",
     "select bartleby.take_duty('upkeep', 'me', '1 minute'), bartleby.leave_duty('upkeep', 'me')",
@@ -177,34 +162,34 @@ ALLOWED = {
 
 
 def test_each_role_has_exactly_its_rights(conn: Connection) -> None:
-    create(conn)
+    sql.create(conn)
     ours = "namespace = 'bartleby'::regnamespace"
     functions = (
         f"select distinct proname::text from pg_proc where pro{ours} and has_function_privilege(%s, oid, 'execute')"
     )
     tables = f"select relname::text from pg_class where rel{ours} and relkind in ('r', 'p', 'v')"
     sequences = f"select relname::text from pg_class where rel{ours} and case when relkind = 'S' then"
-    for role in ROLES:
-        assert set(column(conn, functions, role)) == FUNCTIONS[role], role
-        readable = column(conn, tables + " and has_table_privilege(%s, oid, 'select')", role)
+    for role in sql.ROLES:
+        assert set(sql.column(conn, functions, role)) == FUNCTIONS[role], role
+        readable = sql.column(conn, tables + " and has_table_privilege(%s, oid, 'select')", role)
         assert set(readable) == RELATIONS.get(role, set()), role
         writes = " and has_table_privilege(%s, oid, 'insert, update, delete, truncate, references, trigger')"
-        assert column(conn, tables + writes, role) == [], role
+        assert sql.column(conn, tables + writes, role) == [], role
         uses = " has_sequence_privilege(%s, oid, 'usage, select, update') end"
-        assert column(conn, sequences + uses, role) == [], role
-        assert value(conn, "select has_schema_privilege(%s, 'bartleby', 'usage')", role), role
-        assert not value(conn, "select has_schema_privilege(%s, 'bartleby', 'create')", role), role
+        assert sql.column(conn, sequences + uses, role) == [], role
+        assert sql.value(conn, "select has_schema_privilege(%s, 'bartleby', 'usage')", role), role
+        assert not sql.value(conn, "select has_schema_privilege(%s, 'bartleby', 'create')", role), role
         powers = "rolcanlogin or rolsuper or rolcreaterole or rolcreatedb or rolbypassrls or rolreplication"
-        assert value(conn, f"select {powers} from pg_roles where rolname = %s", role) is False, role
+        assert sql.value(conn, f"select {powers} from pg_roles where rolname = %s", role) is False, role
         memberships = "select roleid::regrole::text from pg_auth_members where member = %s::regrole"
-        assert column(conn, memberships, role) == [], role
+        assert sql.column(conn, memberships, role) == [], role
 
 
 @pytest.mark.own_database
 def test_each_role_can_do_what_it_may_and_nothing_else(conn: Connection) -> None:
-    create(conn)
-    send_count(conn, 5)
-    fail_all(conn, claim(conn), verdict="dead")
+    sql.create(conn)
+    sql.send_count(conn, 5)
+    sql.fail_all(conn, sql.claim(conn), verdict="dead")
     put_sink(conn, options={"password": "secret"})
     conn.execute(f"select bartleby.add_token('token', 'ci', repeat('b', 64), 'reader', null, null, {BY})".encode())
     conn.execute("select bartleby.report_worker('there', 'worker', '1', '{q}', 'h', 1, 10, 0)")
@@ -235,8 +220,8 @@ def can(conn: Connection, role: str, attempt: str | Callable[[Connection], objec
 @pytest.fixture
 def attacker(conn: Connection) -> Iterator[Connection]:
     """A session of a user with every role and a schema of their own, first in the search path."""
-    create(conn)
-    send_count(conn, 3)
+    sql.create(conn)
+    sql.send_count(conn, 3)
     conn.execute("drop role if exists attacker")
     conn.execute("create role attacker")
     conn.execute("grant bartleby_operator to attacker")
@@ -252,7 +237,7 @@ def attacker(conn: Connection) -> Iterator[Connection]:
 @pytest.mark.own_database
 def test_hostile_tables_functions_and_operators_change_nothing(attacker: Connection) -> None:
     ours = "select relname::text from pg_class where relnamespace = 'bartleby'::regnamespace and relkind in ('r', 'p')"
-    for table in (*column(attacker, ours), "added", "removed", "before", "after"):
+    for table in (*sql.column(attacker, ours), "added", "removed", "before", "after"):
         attacker.execute(f"create temp table {table} as select 1 as id, 'q'::text as name".encode())
     attacker.execute("create table hostile.caught (who text)")
     attacker.execute("grant insert, select on hostile.caught to public")
@@ -275,49 +260,49 @@ def test_hostile_tables_functions_and_operators_change_nothing(attacker: Connect
         attacker.execute(f"create function hostile.{function} returns bigint {trap.format('1')}".encode())
     assert_everything_works(attacker)
     attacker.execute("set search_path = pg_catalog")
-    assert column(attacker, "select who from hostile.caught") == []
+    assert sql.column(attacker, "select who from hostile.caught") == []
 
 
 def assert_everything_works(conn: Connection) -> None:
-    assert send(conn, 4) > 0
-    claimed = claim(conn, 2)
+    assert sql.send(conn, 4) > 0
+    claimed = sql.claim(conn, 2)
     assert claimed.payloads == [1, 2]
-    assert ack(conn, claimed.lease, claimed.positions[:1]) == 1
+    assert sql.ack(conn, claimed.lease, claimed.positions[:1]) == 1
     conn.execute("select bartleby.fail(%s, %s)", failure_of(Claim(claimed.messages[1:])))
-    assert column(conn, "select bartleby.replay(%s, 'me', 'again')", [claimed.ids[1]]) == [claimed.ids[1]]
-    assert rows(conn, "select ready, leased from bartleby.queues") == [{"ready": 3, "leased": 0}]
-    assert reap(conn) == []
-    assert value(conn, "select bartleby.turn()") == "nothing to do"
-    assert value(conn, "select bartleby.mark_handled('q', 'c', 'id:1')")
-    assert column(conn, "select bartleby.handled_keys('c', '{id:1,id:2}')") == ["id:1"]
-    assert value(conn, "select bartleby.take_duty('upkeep', 'me', '1 minute')")
-    assert not value(conn, "select bartleby.take_duty('upkeep', 'you', '1 minute')")
-    assert set(column(conn, "select rows from bartleby.prune()")) == {0}
-    assert value(conn, "select bartleby.open_breaker('q', 'storm', '0')")
-    assert claim(conn).messages == []
-    assert value(conn, "select bartleby.close_breaker('q', 'me', 'enough')")
+    assert sql.column(conn, "select bartleby.replay(%s, 'me', 'again')", [claimed.ids[1]]) == [claimed.ids[1]]
+    assert sql.rows(conn, "select ready, leased from bartleby.queues") == [{"ready": 3, "leased": 0}]
+    assert sql.reap(conn) == []
+    assert sql.value(conn, "select bartleby.turn()") == "nothing to do"
+    assert sql.value(conn, "select bartleby.mark_handled('q', 'c', 'id:1')")
+    assert sql.column(conn, "select bartleby.handled_keys('c', '{id:1,id:2}')") == ["id:1"]
+    assert sql.value(conn, "select bartleby.take_duty('upkeep', 'me', '1 minute')")
+    assert not sql.value(conn, "select bartleby.take_duty('upkeep', 'you', '1 minute')")
+    assert set(sql.column(conn, "select rows from bartleby.prune()")) == {0}
+    assert sql.value(conn, "select bartleby.open_breaker('q', 'storm', '0')")
+    assert sql.claim(conn).messages == []
+    assert sql.value(conn, "select bartleby.close_breaker('q', 'me', 'enough')")
     kinds = "select replace(type, 'io.bartleby.', '') from bartleby.events order by id"
-    assert column(conn, kinds) == [
+    assert sql.column(conn, kinds) == [
         "group.opened", "dead_letter.created", "dead_letter.replayed", "breaker.opened", "breaker.closed",
     ]  # fmt: skip
     assert_plans_and_groups_work(conn)
     conn.execute("select bartleby.put_sink('bus', 'log', '{}', 'me', 'because')")
-    conn.execute("select bartleby.fail(%s, %s)", failure_of(claim(conn)))
-    assert column(conn, "select waiting from bartleby.sinks") == [1]
+    conn.execute("select bartleby.fail(%s, %s)", failure_of(sql.claim(conn)))
+    assert sql.column(conn, "select waiting from bartleby.sinks") == [1]
     added = "select bartleby.add_token('token', 'ci', repeat('a', 64), 'reader', '{q}', null, 'me', 'because')"
-    assert value(conn, added) == value(conn, "select id from bartleby.find_token(repeat('a', 64))")
-    assert column(conn, "select problem from bartleby.verify_audit()") == []
+    assert sql.value(conn, added) == sql.value(conn, "select id from bartleby.find_token(repeat('a', 64))")
+    assert sql.column(conn, "select problem from bartleby.verify_audit()") == []
 
 
 def assert_plans_and_groups_work(conn: Connection) -> None:
-    conn.execute("select bartleby.fail(%s, %s)", failure_of(claim(conn)))
-    plan = value(conn, "select bartleby.plan_replay('queue:q', 'me', 'again')")
+    conn.execute("select bartleby.fail(%s, %s)", failure_of(sql.claim(conn)))
+    plan = sql.value(conn, "select bartleby.plan_replay('queue:q', 'me', 'again')")
     conn.execute("select bartleby.start_replay(%s, 'me', 'again')", [plan])
-    assert column(conn, "select status from bartleby.advance_replays()") == ["settling"]
-    assert column(conn, "select waiting from bartleby.replays") == [0]
+    assert sql.column(conn, "select status from bartleby.advance_replays()") == ["settling"]
+    assert sql.column(conn, "select waiting from bartleby.replays") == [0]
     split_and_merge(conn)
-    assert value(conn, "select bartleby.tally()") > 0
-    assert value(conn, "select bartleby.regroup()") == 0
+    assert sql.value(conn, "select bartleby.tally()") > 0
+    assert sql.value(conn, "select bartleby.regroup()") == 0
 
 
 def failure_of(claimed: Claim) -> list[object]:

@@ -2,18 +2,9 @@
 
 import pytest
 
+from tests.kit import sql
 from tests.kit.clock import Clock
-from tests.kit.sql import (
-    Connect,
-    Connection,
-    claim,
-    column,
-    drain,
-    fail_all,
-    send,
-    send_count,
-    value,
-)
+from tests.kit.sql import Connect, Connection
 
 LARGE = 67108864
 
@@ -23,19 +14,19 @@ pytestmark = pytest.mark.usefixtures("q")
 
 def turn(conn: Connection, size: int = LARGE) -> str:
     """One step: with size 0 the next segment becomes current, else only settled segments are emptied."""
-    return str(value(conn, "select bartleby.turn(%s)", size))
+    return str(sql.value(conn, "select bartleby.turn(%s)", size))
 
 
 def turn_until_empty(conn: Connection, slot: int = 0) -> None:
     for _ in range(10):
         if f"{slot} emptied" in turn(conn):
-            assert value(conn, f"select pg_relation_size('bartleby.log_{slot}')") == 0
+            assert sql.value(conn, f"select pg_relation_size('bartleby.log_{slot}')") == 0
             return
     pytest.fail(f"segment {slot} was not emptied: {turn(conn)}")
 
 
 def current(conn: Connection) -> int:
-    return int(value(conn, "select slot from bartleby.segment where current"))
+    return int(sql.value(conn, "select slot from bartleby.segment where current"))
 
 
 def assert_turns_give_way(conn: Connection, *words: str) -> None:
@@ -45,7 +36,7 @@ def assert_turns_give_way(conn: Connection, *words: str) -> None:
 
 def test_only_a_large_segment_is_turned_and_a_turn_can_be_rolled_back(conn: Connection, connect: Connect) -> None:
     assert turn(conn, 0) == "nothing to do"
-    send_count(conn, 3)
+    sql.send_count(conn, 3)
     assert turn(conn) == "nothing to do"
     other = connect(autocommit=False)
     assert "writing to 1" in turn(other, 0)
@@ -55,90 +46,90 @@ def test_only_a_large_segment_is_turned_and_a_turn_can_be_rolled_back(conn: Conn
     assert turn(conn, 0) == "busy"
     other.commit()
     assert (slot := current(conn)) > 0
-    send(conn, 4)
-    assert column(conn, f"select payload from bartleby.log_{slot} where payload = '4'") == [4]
-    assert drain(conn) == [1, 2, 3, 4]
+    sql.send(conn, 4)
+    assert sql.column(conn, f"select payload from bartleby.log_{slot} where payload = '4'") == [4]
+    assert sql.drain(conn) == [1, 2, 3, 4]
 
 
 def test_settled_segments_are_truncated_as_the_ring_turns(conn: Connection) -> None:
     seen = [0]
     for n in range(12):
-        send(conn, n)
-        assert drain(conn) == [n]
+        sql.send(conn, n)
+        assert sql.drain(conn) == [n]
         turn(conn, 0)
         seen.append(current(conn))
         turn_until_empty(conn, seen[-2])
     assert set(seen) == {0, 1, 2}
-    assert value(conn, "select count(*) from bartleby.log") == 0
+    assert sql.value(conn, "select count(*) from bartleby.log") == 0
 
 
 def test_message_keeps_all_its_columns_when_carried_over(conn: Connection, clock: Clock) -> None:
-    send(conn, 1, headers={"h": 1}, key="k", generation=3, max_attempts=9)
-    send(conn, "x" * 5000)
-    fail_all(conn, claim(conn, 2), verdict="dead")
+    sql.send(conn, 1, headers={"h": 1}, key="k", generation=3, max_attempts=9)
+    sql.send(conn, "x" * 5000)
+    sql.fail_all(conn, sql.claim(conn, 2), verdict="dead")
     conn.execute("select bartleby.replay(array(select message_id from bartleby.dead_letters), 'a', 'b')")
-    fail_all(conn, claim(conn, 2), delay=0)
+    sql.fail_all(conn, sql.claim(conn, 2), delay=0)
     for _ in range(2):
         clock.advance(61)
         conn.execute("select bartleby.reap()")
         clock.advance(1)
-        claim(conn), claim(conn)
+        sql.claim(conn), sql.claim(conn)
     living = (
         "select to_jsonb(l) - 'slot' from bartleby.log l where position in (select position from bartleby.messages)"
     )
-    before = column(conn, living + " order by position")
+    before = sql.column(conn, living + " order by position")
     assert [(found["cycle"], found["solo"]) for found in before] == [(2, True), (2, True)]
     turn(conn, 0)
     turn_until_empty(conn)
-    assert column(conn, living) == before
+    assert sql.column(conn, living) == before
 
 
 def test_long_backlog_is_not_copied_round_and_round(conn: Connection) -> None:
     for _ in range(8):
-        send(conn, "x" * 300_000)
+        sql.send(conn, "x" * 300_000)
     turn(conn, 0)
     for _ in range(6):
         assert "carried over" not in turn(conn, 0)
-    assert len(drain(conn)) == 8
+    assert len(sql.drain(conn)) == 8
     turn_until_empty(conn, 0)
     slot = current(conn)
-    send_count(conn, 5000)
+    sql.send_count(conn, 5000)
     assert f"{slot} is in use" in turn(conn, 0)
-    assert value(conn, f"select count(*) from bartleby.log_{slot}") == 5000
-    assert len(drain(conn)) == 5000
+    assert sql.value(conn, f"select count(*) from bartleby.log_{slot}") == 5000
+    assert len(sql.drain(conn)) == 5000
     turn_until_empty(conn, slot)
 
 
 def test_prepared_sender_delays_the_truncation_and_loses_nothing(connect: Connect, conn: Connection) -> None:
     sender = connect(autocommit=False)
-    send(sender, "late")
+    sql.send(sender, "late")
     sender.execute("prepare transaction 'slow'")
     sender.rollback()
-    send_count(conn, 10)
-    drain(conn)
+    sql.send_count(conn, 10)
+    sql.drain(conn)
     turn(conn, 0)
     assert_turns_give_way(conn, "0 is locked", "0 waits")
     conn.execute("commit prepared 'slow'")
     turn_until_empty(conn)
-    assert drain(conn) == ["late"]
+    assert sql.drain(conn) == ["late"]
 
 
 def test_reader_of_the_log_delays_only_the_truncation(connect: Connect, conn: Connection) -> None:
-    send_count(conn, 10)
-    drain(conn)
+    sql.send_count(conn, 10)
+    sql.drain(conn)
     turn(conn, 0)
     dump = connect(autocommit=False)
     dump.execute("lock table bartleby.log in access share mode")
     assert_turns_give_way(conn, "0 is locked")
-    send(conn, 11)
-    assert drain(conn) == [11]
+    sql.send(conn, 11)
+    assert sql.drain(conn) == [11]
     dump.rollback()
     turn_until_empty(conn)
 
 
 @pytest.mark.own_database
 def test_nothing_is_carried_over_while_an_old_snapshot_is_open(conn: Connection, connect: Connect) -> None:
-    send_count(conn, 3)
+    sql.send_count(conn, 3)
     reader = connect(autocommit=False)
     reader.execute("set transaction isolation level repeatable read")
     reader.execute("select 1")
@@ -148,4 +139,4 @@ def test_nothing_is_carried_over_while_an_old_snapshot_is_open(conn: Connection,
     assert turn(conn) == "0 waits for an older snapshot"
     reader.rollback()
     assert turn(conn) == "0: 3 carried over"
-    assert drain(conn) == [1, 2, 3]
+    assert sql.drain(conn) == [1, 2, 3]

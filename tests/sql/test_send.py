@@ -6,44 +6,29 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.kit import sql
 from tests.kit.clock import Clock
-from tests.kit.sql import (
-    Connect,
-    Connection,
-    ack,
-    claim,
-    column,
-    create,
-    drain,
-    reap,
-    refused,
-    rows,
-    send,
-    send_count,
-    snapshot_of_everything,
-    stats,
-    value,
-)
+from tests.kit.sql import Connect, Connection
 
 pytestmark = pytest.mark.usefixtures("q")
 
 
 def send_many(conn: Connection, *messages: Any, queue: str = "q") -> list[int]:
-    return column(conn, "select bartleby.send_many(%s, %s)", queue, Jsonb(list(messages)))
+    return sql.column(conn, "select bartleby.send_many(%s, %s)", queue, Jsonb(list(messages)))
 
 
 def test_message_is_visible_on_commit_and_discarded_on_rollback(conn: Connection, connect: Connect) -> None:
     sender = connect(autocommit=False)
-    send(sender, 1, key="k", unique_for="1 hour")
-    send(sender, 2, delay="1 second")
-    send_count(sender, 3)
+    sql.send(sender, 1, key="k", unique_for="1 hour")
+    sql.send(sender, 2, delay="1 second")
+    sql.send_count(sender, 3)
     sender.rollback()
-    assert column(conn, "select payload from bartleby.messages") == claim(conn).messages == []
-    assert value(conn, "select count(*) from bartleby.unique_key") == 0
-    sent = send(sender, {"n": 1})
-    assert claim(conn).messages == []
+    assert sql.column(conn, "select payload from bartleby.messages") == sql.claim(conn).messages == []
+    assert sql.value(conn, "select count(*) from bartleby.unique_key") == 0
+    sent = sql.send(sender, {"n": 1})
+    assert sql.claim(conn).messages == []
     sender.commit()
-    assert claim(conn).ids == [sent]
+    assert sql.claim(conn).ids == [sent]
 
 
 def test_message_arrives_as_it_was_sent(conn: Connection, clock: Clock) -> None:
@@ -51,26 +36,26 @@ def test_message_arrives_as_it_was_sent(conn: Connection, clock: Clock) -> None:
     payload = {"text": "ü\u2028🦜 \\ \"'", "n": [1, 1.5, -0.1, True, None], "": {"a": {}}}
     fields: dict[str, Any] = {"headers": {"type": "order"}, "key": "k", "generation": 7, "max_attempts": 32000}
     nothing: dict[str, Any] = dict.fromkeys(fields)
-    ids = [send(conn, payload, **fields), send(conn, 1, max_attempts=1)]
+    ids = [sql.send(conn, payload, **fields), sql.send(conn, 1, max_attempts=1)]
     ids += send_many(conn, {"payload": 2}, {"payload": payload, **fields}, {"payload": None, **nothing})
-    common = {"attempt": 1, "solo": False, "created_at": value(conn, "select bartleby.clock()")}
+    common = {"attempt": 1, "solo": False, "created_at": sql.value(conn, "select bartleby.clock()")}
     sent = [{**fields, "payload": payload}, {**nothing, "payload": 1, "max_attempts": 1}, {**nothing, "payload": 2}]
     sent += [{**fields, "payload": payload}, {**nothing, "payload": None}]
-    budgets = column(conn, "select max_attempts from bartleby.messages order by position")
-    claimed = claim(conn, 9).messages
+    budgets = sql.column(conn, "select max_attempts from bartleby.messages order by position")
+    claimed = sql.claim(conn, 9).messages
     found = [dict(message, max_attempts=budget) for message, budget in zip(claimed, budgets, strict=True)]
     expected = [{"message_id": id_, **common, **fields} for id_, fields in zip(ids, sent, strict=True)]
     assert [{name: message[name] for name in expected[0]} for message in found] == expected
 
 
 def test_ids_rise_in_the_order_of_sending_across_queues(conn: Connection) -> None:
-    create(conn, "other")
-    ids = [send(conn, n, queue) for n in range(3) for queue in ("q", "other")]
-    ids += send_count(conn, 1000)
+    sql.create(conn, "other")
+    ids = [sql.send(conn, n, queue) for n in range(3) for queue in ("q", "other")]
+    ids += sql.send_count(conn, 1000)
     assert ids == sorted(set(ids))
-    assert claim(conn, 2000).payloads == [0, 1, 2, *range(1, 1001)]
+    assert sql.claim(conn, 2000).payloads == [0, 1, 2, *range(1, 1001)]
     assert send_many(conn) == []
-    assert stats(conn)["ready"] == 0
+    assert sql.stats(conn)["ready"] == 0
 
 
 def test_bulk_with_delays_and_unique_keys_keeps_its_ids_in_order(conn: Connection) -> None:
@@ -84,8 +69,8 @@ def test_bulk_with_delays_and_unique_keys_keeps_its_ids_in_order(conn: Connectio
     )
     assert ids[3] == ids[2]
     assert [ids[0], ids[1], ids[2], ids[4]] == sorted({*ids})
-    assert claim(conn, 9).ids == [ids[0], ids[2], ids[4]]
-    assert column(conn, "select message_id from bartleby.messages where state = 'deferred'") == [ids[1]]
+    assert sql.claim(conn, 9).ids == [ids[0], ids[2], ids[4]]
+    assert sql.column(conn, "select message_id from bartleby.messages where state = 'deferred'") == [ids[1]]
 
 
 def test_any_json_that_readers_can_decode_is_a_payload(conn: Connection) -> None:
@@ -96,10 +81,10 @@ def test_any_json_that_readers_can_decode_is_a_payload(conn: Connection) -> None
         conn.execute("select bartleby.send('q', %s)", [text])
         bulk = "select bartleby.send_many('q', jsonb_build_array(jsonb_build_object('payload', %s::jsonb)))"
         conn.execute(bulk, [text])
-    found = rows(conn, "select lease_id, payload::text from bartleby.claim('q', 'w', 100)")
-    expected = [value(conn, "select %s::jsonb::text", text) for text in texts for _ in range(2)]
+    found = sql.rows(conn, "select lease_id, payload::text from bartleby.claim('q', 'w', 100)")
+    expected = [sql.value(conn, "select %s::jsonb::text", text) for text in texts for _ in range(2)]
     assert [message["payload"] for message in found] == expected
-    assert ack(conn, found[0]["lease_id"]) == 2 * len(texts)
+    assert sql.ack(conn, found[0]["lease_id"]) == 2 * len(texts)
 
 
 UNDECODABLE = [
@@ -140,8 +125,8 @@ BAD_MESSAGES: list[Any] = [
 
 
 def test_bad_message_is_refused(conn: Connection) -> None:
-    before = snapshot_of_everything(conn)
-    with refused("ZB004", "payload"):
+    before = sql.snapshot_of_everything(conn)
+    with sql.refused("ZB004", "payload"):
         conn.execute("select bartleby.send('q', null)")
     for what, text, word in UNDECODABLE:
         for call in (
@@ -149,84 +134,84 @@ def test_bad_message_is_refused(conn: Connection) -> None:
             "send('q', '1', p_headers => jsonb_build_object('a', %s::jsonb))",
             "send_many('q', jsonb_build_array(jsonb_build_object('payload', %s::jsonb)))",
         ):
-            with refused("ZB004", word, row=f"{what} in {call}"):
+            with sql.refused("ZB004", word, row=f"{what} in {call}"):
                 conn.execute(f"select bartleby.{call}", [text])
     for option, values in BAD_OPTIONS.items():
         for bad in values:
-            with refused("ZB004", option, row=(option, bad)):
-                send(conn, 1, **({"key": "k"} if option == "unique_for" else {}), **{option: bad})
-    with refused("ZB004", "headers"):
-        send(conn, 1, headers=None)
-    with refused("ZB004", "key"):
-        send(conn, 1, unique_for="1 hour")
+            with sql.refused("ZB004", option, row=(option, bad)):
+                sql.send(conn, 1, **({"key": "k"} if option == "unique_for" else {}), **{option: bad})
+    with sql.refused("ZB004", "headers"):
+        sql.send(conn, 1, headers=None)
+    with sql.refused("ZB004", "key"):
+        sql.send(conn, 1, unique_for="1 hour")
     for messages in (None, "{}", "null", "1", '"payload"', '{"payload": 1}'):
-        with refused("ZB004", "array", row=messages):
+        with sql.refused("ZB004", "array", row=messages):
             conn.execute("select bartleby.send_many('q', %s)", [messages])
-    assert snapshot_of_everything(conn) == before
+    assert sql.snapshot_of_everything(conn) == before
 
 
 def test_bad_message_of_a_bulk_is_named_by_its_index_and_nothing_is_sent(conn: Connection) -> None:
-    before = snapshot_of_everything(conn)
+    before = sql.snapshot_of_everything(conn)
     for message in BAD_MESSAGES:
         messages: list[Any] = [{"payload": n} for n in range(20)]
         messages[13] = message
-        with refused("ZB004", "message 13", row=message) as caught:
+        with sql.refused("ZB004", "message 13", row=message) as caught:
             send_many(conn, *messages)
         assert caught.value.diag.message_detail == "index 13", message
-    with refused("ZB005", "message 2"):
+    with sql.refused("ZB005", "message 2"):
         send_many(conn, {"payload": 1}, {"payload": 2}, {"payload": "x" * 1_100_000})
-    assert snapshot_of_everything(conn) == before
+    assert sql.snapshot_of_everything(conn) == before
 
 
 def test_size_limit_is_a_megabyte_of_payload_and_headers(conn: Connection) -> None:
-    overhead = value(conn, """select pg_column_size('"x"'::jsonb) - 1""")
+    overhead = sql.value(conn, """select pg_column_size('"x"'::jsonb) - 1""")
     largest = "x" * (1_048_576 - overhead)
-    assert send(conn, largest) > 0
-    with refused("ZB005", "1048576", "payload_limit") as caught:
-        send(conn, largest + "x")
+    assert sql.send(conn, largest) > 0
+    with sql.refused("ZB005", "1048576", "payload_limit") as caught:
+        sql.send(conn, largest + "x")
     assert len(str(caught.value)) < 1000
-    with refused("ZB005"):
-        send(conn, largest, headers={"a": 1})
-    with refused("ZB005"):
-        send(conn, 1, headers={"a": largest})
-    assert len(drain(conn)) == 1
+    with sql.refused("ZB005"):
+        sql.send(conn, largest, headers={"a": 1})
+    with sql.refused("ZB005"):
+        sql.send(conn, 1, headers={"a": largest})
+    assert len(sql.drain(conn)) == 1
 
 
 def test_size_limit_of_a_queue_holds_for_single_and_bulk_sends(conn: Connection) -> None:
-    overhead = value(conn, """select pg_column_size('"x"'::jsonb) - 1""")
+    overhead = sql.value(conn, """select pg_column_size('"x"'::jsonb) - 1""")
     for limit in (30, 100):
-        create(conn, "q", payload_limit=limit)
+        sql.create(conn, "q", payload_limit=limit)
         fits = "x" * (limit - overhead)
-        send(conn, fits)
+        sql.send(conn, fits)
         send_many(conn, {"payload": fits}, {"payload": fits, "key": "k"})
-        for attempt in (send, lambda conn, payload: send_many(conn, {"payload": payload})):
-            with refused("ZB005", row=limit):
+        for attempt in (sql.send, lambda conn, payload: send_many(conn, {"payload": payload})):
+            with sql.refused("ZB005", row=limit):
                 attempt(conn, fits + "x")
-    create(conn, "q", payload_limit=3_000_000)
-    assert send(conn, "x" * 2_000_000) > 0
-    assert len(drain(conn)) == 7
+    sql.create(conn, "q", payload_limit=3_000_000)
+    assert sql.send(conn, "x" * 2_000_000) > 0
+    assert len(sql.drain(conn)) == 7
 
 
 def test_compressed_payload_of_a_table_is_measured_as_readers_see_it(conn: Connection) -> None:
     """With a generic plan, as after a few calls: the planner would decompress its constants."""
     conn.execute("set plan_cache_mode = force_generic_plan")
-    create(conn, "q", payload_limit=50_000)
+    sql.create(conn, "q", payload_limit=50_000)
     for sqlstate, text in (
         ("ZB005", "'\"' || repeat('x', 60000) || '\"'"),
         ("ZB005", "'\"' || repeat('x', 2000000) || '\"'"),
         ("ZB004", "repeat('[', 5000) || repeat(']', 5000)"),
     ):
         conn.execute(f"create temp table document as select ({text})::jsonb as body")
-        assert value(conn, "select pg_column_size(body) < 30000 from document")
-        with refused(sqlstate, row=text):
+        assert sql.value(conn, "select pg_column_size(body) < 30000 from document")
+        with sql.refused(sqlstate, row=text):
             conn.execute("select bartleby.send('q', body) from document")
         conn.execute("drop table document")
 
 
 def test_key_may_have_500_characters_of_any_kind(conn: Connection) -> None:
     for key in ("k", "k" * 500, "ü" * 500, " ", "'; drop table", "🦜" * 500):
-        send(conn, 1, key=key, unique_for="1 hour")
-        assert claim(conn).one["key"] == key
+        sql.send(conn, 1, key=key, unique_for="1 hour")
+        assert sql.claim(conn).one["key"] == key
 
 
 def test_every_isolation_level_can_send_but_not_a_read_only_transaction(connect: Connect, conn: Connection) -> None:
@@ -234,41 +219,41 @@ def test_every_isolation_level_can_send_but_not_a_read_only_transaction(connect:
         sender = connect()
         sender.execute(f"set default_transaction_isolation = '{level}'")
         with sender.transaction():
-            send(sender, level)
-            send_count(sender, 1)
-            send(sender, level, delay="1 hour")
-    with refused("25006"), conn.transaction():
+            sql.send(sender, level)
+            sql.send_count(sender, 1)
+            sql.send(sender, level, delay="1 hour")
+    with sql.refused("25006"), conn.transaction():
         conn.execute("set transaction read only")
-        send(conn, 1)
-    assert len(drain(conn)) == 4
+        sql.send(conn, 1)
+    assert len(sql.drain(conn)) == 4
 
 
 def test_second_send_of_a_unique_key_returns_the_first_id_until_it_lapses(conn: Connection, clock: Clock) -> None:
     clock.stop()
-    first = send(conn, 1, key="k", unique_for="60 seconds", delay="10 seconds")
-    assert send(conn, 2, key="k", unique_for="60 seconds") == first
+    first = sql.send(conn, 1, key="k", unique_for="60 seconds", delay="10 seconds")
+    assert sql.send(conn, 2, key="k", unique_for="60 seconds") == first
     clock.advance(11)
-    assert drain(conn) == [1]
+    assert sql.drain(conn) == [1]
     clock.advance(48.9)
-    assert send(conn, 3, key="k", unique_for="60 seconds") == first
+    assert sql.send(conn, 3, key="k", unique_for="60 seconds") == first
     clock.advance(0.1)
-    second = send(conn, 4, key="k", unique_for="60 seconds")
+    second = sql.send(conn, 4, key="k", unique_for="60 seconds")
     assert second > first
-    assert send(conn, 5, key="k", unique_for="60 seconds") == second
-    assert drain(conn) == [4]
+    assert sql.send(conn, 5, key="k", unique_for="60 seconds") == second
+    assert sql.drain(conn) == [4]
 
 
 def test_uniqueness_binds_only_unique_sends_of_one_queue(conn: Connection) -> None:
-    create(conn, "other")
-    ids = [send(conn, 1, key="k"), send(conn, 2, key="k"), send(conn, 3, key="k", unique_for="1 hour")]
-    ids += [send(conn, 4, key="k"), send(conn, 5, "other", key="k", unique_for="1 hour")]
+    sql.create(conn, "other")
+    ids = [sql.send(conn, 1, key="k"), sql.send(conn, 2, key="k"), sql.send(conn, 3, key="k", unique_for="1 hour")]
+    ids += [sql.send(conn, 4, key="k"), sql.send(conn, 5, "other", key="k", unique_for="1 hour")]
     assert len(set(ids)) == 5
-    assert (drain(conn), drain(conn, "other")) == ([1, 2, 3, 4], [5])
+    assert (sql.drain(conn), sql.drain(conn, "other")) == ([1, 2, 3, 4], [5])
 
 
 def test_reaping_deletes_unique_keys_whose_time_is_over(conn: Connection, clock: Clock) -> None:
-    send(conn, 1, key="short", unique_for="60 seconds")
-    send(conn, 2, key="long", unique_for="2 hours")
+    sql.send(conn, 1, key="short", unique_for="60 seconds")
+    sql.send(conn, 2, key="long", unique_for="2 hours")
     clock.advance(3600)
-    reap(conn)
-    assert column(conn, "select key from bartleby.unique_key") == ["long"]
+    sql.reap(conn)
+    assert sql.column(conn, "select key from bartleby.unique_key") == ["long"]

@@ -7,24 +7,12 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.kit import sql
 from tests.kit.clock import Clock
 from tests.kit.events import about, audited, documents, everything, kinds, put_sink, received, refuse, report, sink_of
 from tests.kit.plans import bury, change, die, die_of, started, steps
 from tests.kit.refusals import check_refusals
-from tests.kit.sql import (
-    Connect,
-    Connection,
-    Row,
-    ack,
-    claim,
-    column,
-    create,
-    drain,
-    release,
-    rows,
-    value,
-    waiting,
-)
+from tests.kit.sql import Connect, Connection, Row
 
 DAY = 86400.0
 
@@ -33,16 +21,16 @@ pytestmark = pytest.mark.usefixtures("q")
 
 
 def emitted(conn: Connection, after: int = 0, limit: int = 100, sink: str = "bus") -> list[Row]:
-    return rows(conn, "select * from bartleby.emitted(%s, '-infinity', 'infinity', %s, %s)", sink, after, limit)
+    return sql.rows(conn, "select * from bartleby.emitted(%s, '-infinity', 'infinity', %s, %s)", sink, after, limit)
 
 
 def emit_again(conn: Connection, references: Any, sink: str = "bus") -> int:
-    return int(value(conn, "select bartleby.emit_again(%s, %s, 'ann', 'it was lost')", sink, Jsonb(references)))
+    return int(sql.value(conn, "select bartleby.emit_again(%s, %s, 'ann', 'it was lost')", sink, Jsonb(references)))
 
 
 class TestCollection:
     def test_sinks_collect_their_types_and_queues(self, conn: Connection) -> None:
-        create(conn, "other")
+        sql.create(conn, "other")
         letters, others = ["dead_letter.created", "dead_letter.discarded"], ["group.opened", "breaker.opened"]
         everything = [others[0], *letters, others[1]]
         wanted: dict[str, tuple[list[str], list[str] | None, list[str]]] = {
@@ -70,14 +58,14 @@ class TestCollection:
     def test_one_reference_stands_for_up_to_a_hundred_letters(self, conn: Connection) -> None:
         put_sink(conn, types=["dead_letter.*"])
         die(conn, 150)
-        found = column(conn, "select id from bartleby.events where message_ids is not null order by id")
-        references = drain(conn, "sink.bus")
+        found = sql.column(conn, "select id from bartleby.events where message_ids is not null order by id")
+        references = sql.drain(conn, "sink.bus")
         assert references == [{"event": number} for number in found]
         assert [len(documents(conn, [each])) for each in references] == [100, 50]
 
     def test_sink_and_its_filter_apply_to_later_events(self, conn: Connection) -> None:
         die(conn)
-        assert value(conn, "select count(*) from bartleby.log where queue <> 1") == 0, "no sink, nothing written"
+        assert sql.value(conn, "select count(*) from bartleby.log where queue <> 1") == 0, "no sink, nothing written"
         put_sink(conn)
         die(conn, fingerprint="new")
         put_sink(conn, types=["breaker.*"])
@@ -102,8 +90,8 @@ class TestCollection:
         put_sink(conn, "other")
         die(conn)
         assert refuse(conn, received(conn)) == 2
-        bury(conn, claim(conn, 10, "sink.other"))
-        letters = column(conn, "select message_id from bartleby.dead_letters where queue like 'sink.%%'")
+        bury(conn, sql.claim(conn, 10, "sink.other"))
+        letters = sql.column(conn, "select message_id from bartleby.dead_letters where queue like 'sink.%%'")
         change(conn, "discard", *letters)
         change(conn, "restore", *letters)
         change(conn, "replay", *letters)
@@ -114,7 +102,7 @@ class TestCollection:
     def test_idle_relay_is_woken(self, connect: Connect, conn: Connection) -> None:
         put_sink(conn)
         relay = connect()
-        relay.execute(f"listen {value(conn, 'select bartleby.channel(%s)', 'sink.bus')}".encode())
+        relay.execute(f"listen {sql.value(conn, 'select bartleby.channel(%s)', 'sink.bus')}".encode())
         conn.execute("select bartleby.idle('sink.bus')")
         die(conn)
         assert [note.channel for note in relay.notifies(timeout=10, stop_after=1)] != []
@@ -126,8 +114,8 @@ class TestRefusals:
         die(conn)
         told = received(conn)
         assert refuse(conn, told) == 2
-        found = rows(conn, "select * from bartleby.dead_letters where queue = 'sink.bus' order by message_id")
-        group, letter = column(conn, "select id from bartleby.events where queue = 'q' order by id")
+        found = sql.rows(conn, "select * from bartleby.dead_letters where queue = 'sink.bus' order by message_id")
+        group, letter = sql.column(conn, "select id from bartleby.events where queue = 'q' order by id")
         assert [each["payload"] for each in found] == [{"event": group}, {"event": letter, "ordinals": [1]}]
         assert documents(conn, [each["payload"] for each in found]) == told
         assert [each["key"] for each in found] == [each["id"] for each in told]
@@ -140,9 +128,9 @@ class TestRefusals:
         }
         assert [{name: each[name] for name in known} for each in found] == [known, known]
         assert sink_of(conn)["refused"] == 2
-        ledger = rows(conn, "select outcome, verdict, rule from bartleby.attempts where queue = 'sink.bus'")
+        ledger = sql.rows(conn, "select outcome, verdict, rule from bartleby.attempts where queue = 'sink.bus'")
         assert ledger == [{"outcome": "rejected", "verdict": "dead", "rule": "the sink refused it"}] * 2
-        grouped = rows(conn, "select dead, error_type from bartleby.groups where queue = 'sink.bus'")
+        grouped = sql.rows(conn, "select dead, error_type from bartleby.groups where queue = 'sink.bus'")
         assert grouped == [{"dead": 2, "error_type": "Refused"}]
 
     def test_refusal_is_recorded_once_for_each_sink(self, conn: Connection) -> None:
@@ -153,8 +141,8 @@ class TestRefusals:
         assert [refuse(conn, [*told, *told]), refuse(conn, told), sink_of(conn)["refused"]] == [2, 0, 2]
         assert (sink_of(conn, "other")["refused"], sink_of(conn, "other")["waiting"]) == (0, 1)
         anonymous = [{"id": each["id"], "error_type": "Refused"} for each in received(conn, "other")]
-        assert value(conn, "select bartleby.refuse_events('other', %s)", Jsonb(anonymous)) == 1
-        assert column(conn, "select worker from bartleby.dead_letters where queue = 'sink.other'") == [""]
+        assert sql.value(conn, "select bartleby.refuse_events('other', %s)", Jsonb(anonymous)) == 1
+        assert sql.column(conn, "select worker from bartleby.dead_letters where queue = 'sink.other'") == [""]
         for number in ("", "x", "0a0a0a0a", "0a0a0a0a.", "0a0a0a0a.1.2.3", "0a0a0a0a.1; drop", None):
             assert refuse(conn, [{"id": number}]) == 0, number
         assert sink_of(conn)["refused"] == 2
@@ -166,7 +154,7 @@ class TestRefusals:
         assert refuse(conn, told[:1]) == 1  # so nobody waits to open their group
         one, two = connect(autocommit=False), connect()
         assert refuse(one, told[1:]) == 1
-        with waiting(conn, two, lambda conn: refuse(conn, told[1:]), for_whom=one) as second:
+        with sql.waiting(conn, two, lambda conn: refuse(conn, told[1:]), for_whom=one) as second:
             one.commit()
             assert second.result() == 0
         assert sink_of(conn)["refused"] == 2
@@ -179,7 +167,7 @@ class TestRefusals:
         rounds = 0
         while told := received(conn):
             refuse(conn, told)
-            while value(conn, "select bartleby.tally()"):
+            while sql.value(conn, "select bartleby.tally()"):
                 pass
             rounds += 1
             assert rounds < 10
@@ -198,25 +186,27 @@ class TestRefusals:
         started(conn, "queue:sink.bus")
         steps(conn)
         assert [each for each in received(conn) if each in told] == told
-        assert set(column(conn, "select status from bartleby.dead_letters where queue = 'sink.bus'")) == {"resolved"}
+        assert set(sql.column(conn, "select status from bartleby.dead_letters where queue = 'sink.bus'")) == {
+            "resolved"
+        }
 
     def test_event_refused_again_is_dead_again(self, conn: Connection) -> None:
         put_sink(conn)
         die(conn)
         told = received(conn)
         refuse(conn, told)
-        ids = column(conn, "select message_id from bartleby.dead_letters where queue = 'sink.bus'")
+        ids = sql.column(conn, "select message_id from bartleby.dead_letters where queue = 'sink.bus'")
         for action in ("replay", "discard", "resolve"):
             with conn.transaction(force_rollback=True):
                 change(conn, "discard" if action == "discard" else "replay", *ids)
                 if action == "resolve":
-                    drain(conn, "sink.bus")
+                    sql.drain(conn, "sink.bus")
                 assert sink_of(conn)["refused"] == 0
                 if action != "replay":
                     emit_again(conn, [{"event": each["event_id"]} for each in emitted(conn)])
-                claimed = claim(conn, 10, "sink.bus")
+                claimed = sql.claim(conn, 10, "sink.bus")
                 refuse(conn, [each for each in documents(conn, claimed.payloads) if each in told])
-                ack(conn, claimed.lease)
+                sql.ack(conn, claimed.lease)
                 assert sink_of(conn)["refused"] == 2, action
 
     def test_one_event_of_many_is_refused_alone(self, conn: Connection) -> None:
@@ -224,7 +214,7 @@ class TestRefusals:
         die(conn, 120)
         told = received(conn)
         assert refuse(conn, [told[6], told[119]]) == 2
-        payloads = column(
+        payloads = sql.column(
             conn, "select payload from bartleby.dead_letters where queue = 'sink.bus' order by message_id"
         )
         assert documents(conn, payloads) == [told[6], told[119]]
@@ -233,8 +223,8 @@ class TestRefusals:
         put_sink(conn, include_payload=True)
         die_of(conn, "customer-7's order", key="customer-7", failure={"error": "customer-7 is unknown"})
         refuse(conn, received(conn))
-        assert value(conn, "select bartleby.erase_key('customer-7', 'ann', 'asked for')") >= 1
-        assert "customer-7" not in json.dumps(rows(conn, "select * from bartleby.dead_letters"), default=str)
+        assert sql.value(conn, "select bartleby.erase_key('customer-7', 'ann', 'asked for')") >= 1
+        assert "customer-7" not in json.dumps(sql.rows(conn, "select * from bartleby.dead_letters"), default=str)
 
 
 class TestReconciling:
@@ -242,7 +232,7 @@ class TestReconciling:
         put_sink(conn)
         for count in (1, 250, 3, 100):
             die(conn, count)
-        change(conn, "discard", *column(conn, "select message_id from bartleby.dead_letters"))
+        change(conn, "discard", *sql.column(conn, "select message_id from bartleby.dead_letters"))
         told = [each["id"] for each in everything(conn)]
         for limit in (1, 2, 3, 100):
             after, found = 0, list[Row]()
@@ -257,19 +247,19 @@ class TestReconciling:
         ] == [told[-1]]
 
     def test_emitted_events_are_those_of_the_sink_and_the_period(self, conn: Connection, clock: Clock) -> None:
-        create(conn, "other")
+        sql.create(conn, "other")
         put_sink(conn, types=["dead_letter.*"], queues=["other"])
         die(conn, 3)
         die(conn, 1, "other")
         clock.advance(3600)
-        since = value(conn, "select bartleby.clock()")
+        since = sql.value(conn, "select bartleby.clock()")
         (sent,) = die(conn, 1, "other")
         clock.advance(3600)
-        until = value(conn, "select bartleby.clock()")
+        until = sql.value(conn, "select bartleby.clock()")
         die(conn, 1, "other")
         told = received(conn)
         assert [each["id"] for each in emitted(conn)] == [each["id"] for each in told]
-        found = rows(conn, "select * from bartleby.emitted('bus', %s, %s)", since, until)
+        found = sql.rows(conn, "select * from bartleby.emitted('bus', %s, %s)", since, until)
         assert [each["id"] for each in found] == [each["id"] for each in told if about([each], sent)]
         assert since <= found[0]["created_at"] < until
 
@@ -277,9 +267,9 @@ class TestReconciling:
         put_sink(conn)
         die(conn, 3)
         told = received(conn)
-        group, letters = column(conn, "select id from bartleby.events order by id")
+        group, letters = sql.column(conn, "select id from bartleby.events order by id")
         assert emit_again(conn, [{"event": letters, "ordinals": [3, 1]}, {"event": group}]) == 2
-        assert drain(conn, "sink.bus") == [{"event": letters, "ordinals": [3, 1]}, {"event": group}]
+        assert sql.drain(conn, "sink.bus") == [{"event": letters, "ordinals": [3, 1]}, {"event": group}]
         emit_again(conn, [{"event": letters, "ordinals": [3, 1]}, {"event": group, "ordinals": None}])
         assert received(conn) == [told[1], told[3], told[0]]
         first = audited(conn, "sink.emit_again")[0]
@@ -294,7 +284,7 @@ class TestReconciling:
         check_refusals((str(given), partial(emit_again, conn, given), "ZB008", "references") for given in bad)
         asked = [{"event": number} for number in (*range(500, 0, -1), *range(1, 500))]
         assert emit_again(conn, asked) == 999
-        assert drain(conn, "sink.bus") == asked
+        assert sql.drain(conn, "sink.bus") == asked
 
 
 class TestKeeping:
@@ -302,10 +292,10 @@ class TestKeeping:
 
     @pytest.fixture(autouse=True)
     def _letters_are_kept_for_long(self, conn: Connection) -> None:
-        create(conn, "q", retention="10 years")
+        sql.create(conn, "q", retention="10 years")
 
     def prune(self, conn: Connection) -> int:
-        return int(value(conn, "select rows from bartleby.prune() where what = 'events'"))
+        return int(sql.value(conn, "select rows from bartleby.prune() where what = 'events'"))
 
     def test_events_are_kept_for_thirty_days_and_until_every_sink_has_them(
         self, conn: Connection, clock: Clock
@@ -326,16 +316,16 @@ class TestKeeping:
     def test_leased_deferred_and_retried_events_are_kept(self, conn: Connection, clock: Clock) -> None:
         put_sink(conn)
         die(conn)
-        claimed = claim(conn, 10, "sink.bus", lease="100 days")
+        claimed = sql.claim(conn, 10, "sink.bus", lease="100 days")
         clock.advance(31 * DAY)
         assert (self.prune(conn), len(documents(conn, claimed.payloads))) == (0, 2)
-        release(conn, claimed.lease, delay="40 days")
+        sql.release(conn, claimed.lease, delay="40 days")
         clock.advance(31 * DAY)
         assert self.prune(conn) == 0
         die(conn)
         clock.advance(10 * DAY)
-        behind_newer = claim(conn, 10, "sink.bus")
-        release(conn, behind_newer.lease)
+        behind_newer = sql.claim(conn, 10, "sink.bus")
+        sql.release(conn, behind_newer.lease)
         clock.advance(31 * DAY)
         assert self.prune(conn) == 0
         assert len(received(conn)) == len(behind_newer.messages) == 3
@@ -346,7 +336,7 @@ class TestKeeping:
         told = received(conn)
         clock.advance(20 * DAY)
         refuse(conn, told)
-        ids = column(conn, "select message_id from bartleby.dead_letters where queue = 'sink.bus'")
+        ids = sql.column(conn, "select message_id from bartleby.dead_letters where queue = 'sink.bus'")
         for action, undo in (("discard", "restore"), ("hold", "release")):
             with conn.transaction(force_rollback=True):
                 change(conn, action, *ids)

@@ -7,28 +7,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.kit import sql
 from tests.kit.clock import Clock
 from tests.kit.events import about, audited, kinds, put_sink, received, refuse, remove_sink, report, sink_of
 from tests.kit.plans import bury, command, die, events, started
 from tests.kit.refusals import assert_refused
-from tests.kit.sql import (
-    Connect,
-    Connection,
-    Row,
-    claim,
-    column,
-    create,
-    drain,
-    refused,
-    release,
-    row,
-    rows,
-    send,
-    send_count,
-    stats,
-    value,
-    waiting,
-)
+from tests.kit.sql import Connect, Connection, Row
 
 pytestmark = pytest.mark.usefixtures("q")
 
@@ -61,7 +45,7 @@ class TestSettings:
         policy = (
             "select max_attempts, crash_budget, give_up_after, breaker from bartleby.queues where name = 'sink.bus'"
         )
-        assert tuple(row(conn, policy).values()) == (32000, 32000, None, "off"), "waiting events are never given up"
+        assert tuple(sql.row(conn, policy).values()) == (32000, 32000, None, "off"), "waiting events are never given up"
         given = {
             "options": {"url": "nats://bus.example"}, "types": ["group.*", "dead_letter.created"],
             "queues": ["q", "not_there_yet"], "attempts": 7, "delay": "2 s", "timeout": 0.25, "include_payload": True,
@@ -75,7 +59,7 @@ class TestSettings:
             found = sink_of(conn)
             assert {name: found[name] for name in ("kind", *given)} == {"kind": kind, **stored}
         put_sink(conn, "a" * 50)
-        assert stats(conn, "sink." + "a" * 50)["ready"] == 0
+        assert sql.stats(conn, "sink." + "a" * 50)["ready"] == 0
 
     def test_refused_settings_change_nothing(self, conn: Connection) -> None:
         for key, values in BAD_SETTINGS.items():
@@ -99,7 +83,7 @@ class TestSettings:
         )
         for call in (*calls, "refuse_events('bus', '[]')", "emitted('bus', '-infinity', 'infinity')"):
             assert_refused(conn, "ZB019", "bus", "select bartleby." + call.format("'ann', 'why'"))
-        assert column(conn, "select name from bartleby.queues") == ["q"]
+        assert sql.column(conn, "select name from bartleby.queues") == ["q"]
         put_sink(conn)
         for call in (*calls, "put_sink('bus', 'log', '{{}}', {})"):
             for anonymous in ("'ann', ' '", "null, 'why'", "'', 'why'"):
@@ -118,7 +102,7 @@ class TestSettings:
         assert (removed["before"]["kind"], removed["after"], removed["actor"]) == ("log", None, "ann")
         paused = [(each["action"], each["subject"]["queue"]) for each in audited(conn, "queue.%")]
         assert paused[1:] == [("queue.pause", "sink.bus"), ("queue.resume", "sink.bus")]
-        assert column(conn, "select problem from bartleby.verify_audit()") == []
+        assert sql.column(conn, "select problem from bartleby.verify_audit()") == []
 
 
 HIDDEN: Row = {
@@ -150,10 +134,10 @@ class TestSecrets:
         put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, "more": 1})
         remove_sink(conn)
         put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, **SHOWN}, delay=3, timeout="1 min", link=None)
-        told = json.dumps([rows(conn, "select * from bartleby.sinks"), audited(conn)], default=str)
+        told = json.dumps([sql.rows(conn, "select * from bartleby.sinks"), audited(conn)], default=str)
         assert ("s3cr3t" in told, "p@ss" in told, "a.example" in told) == (False, False, True)
         assert {name: sink_of(conn)["options"][name] for name in SHOWN} == SHOWN
-        assert row(conn, "select * from bartleby.sink_settings()") == {
+        assert sql.row(conn, "select * from bartleby.sink_settings()") == {
             "name": "bus", "kind": "rabbitmq", "options": {**HIDDEN, **SHOWN}, "attempts": 2, "delay": 3.0,
             "timeout": 60.0, "link": None, "queue": "sink.bus",
         }, "the relay reads them"  # fmt: skip
@@ -239,8 +223,8 @@ class TestRemoving:
     def test_transaction_begun_before_the_removal_can_emit(self, connect: Connect, conn: Connection) -> None:
         put_sink(conn)
         put_sink(conn, "other", types=["dead_letter.*"])
-        send(conn)
-        claimed = claim(conn)
+        sql.send(conn)
+        claimed = sql.claim(conn)
         old = connect(autocommit=False)
         old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         old.execute("select")
@@ -256,34 +240,34 @@ class TestRemoving:
             if what == "refused":
                 refuse(conn, received(conn))
             elif what == "deferred":
-                release(conn, claim(conn, 10, "sink.bus").lease, delay="1 hour")
-            with refused("ZB009", "sink.bus", row=what):
+                sql.release(conn, sql.claim(conn, 10, "sink.bus").lease, delay="1 hour")
+            with sql.refused("ZB009", "sink.bus", row=what):
                 remove_sink(conn)
             assert sink_of(conn)["refused" if what == "refused" else "waiting"] == 2, what
             remove_sink(conn, force=True)
-            assert column(conn, "select name from bartleby.queues") == ["q"]
-            assert rows(conn, "select * from bartleby.dead_letters where queue <> 'q'") == []
+            assert sql.column(conn, "select name from bartleby.queues") == ["q"]
+            assert sql.rows(conn, "select * from bartleby.dead_letters where queue <> 'q'") == []
         put_sink(conn)
         assert received(conn) == []
         remove_sink(conn)
 
     def test_removal_waits_for_a_transaction_that_emits(self, connect: Connect, conn: Connection) -> None:
         worker, operator = connect(autocommit=False), connect()
-        send_count(conn, 3)
+        sql.send_count(conn, 3)
         for end, force, removed in (("commit", True, True), ("rollback", False, True), ("commit", False, False)):
             put_sink(conn)
-            bury(worker, claim(worker), fingerprint=f"{force}")
-            with waiting(conn, operator, lambda conn: remove_sink(conn, force=force), for_whom=worker) as removing:  # noqa: B023
+            bury(worker, sql.claim(worker), fingerprint=f"{force}")
+            with sql.waiting(conn, operator, lambda conn: remove_sink(conn, force=force), for_whom=worker) as removing:  # noqa: B023
                 getattr(worker, end)()
                 if removed:
                     removing.result()
                 else:
-                    with refused("ZB009", "sink.bus"):
+                    with sql.refused("ZB009", "sink.bus"):
                         removing.result()
-            assert column(conn, "select name from bartleby.sinks") == ([] if removed else ["bus"])
-            assert value(conn, "select count(*) > 0 from bartleby.log where queue <> 1") is not removed
+            assert sql.column(conn, "select name from bartleby.sinks") == ([] if removed else ["bus"])
+            assert sql.value(conn, "select count(*) > 0 from bartleby.log where queue <> 1") is not removed
         assert kinds(received(conn)) == ["group.opened", "dead_letter.created"]
-        assert stats(conn)["dead"] == 2
+        assert sql.stats(conn)["dead"] == 2
 
     def test_removal_and_opening_of_a_breaker_do_not_deadlock(self, connect: Connect, conn: Connection) -> None:
         """Whoever opens one has the table of queues and wants that of sinks."""
@@ -294,13 +278,13 @@ class TestRemoving:
         holder.execute("select from bartleby.breaker for update")
         opening = "select bartleby.open_breaker('q', 'down', '0')"
         with (
-            waiting(conn, worker, lambda conn: value(conn, opening), for_whom=holder) as opened,
-            waiting(conn, operator, lambda conn: remove_sink(conn, force=True), for_whom=worker) as removed,
+            sql.waiting(conn, worker, lambda conn: sql.value(conn, opening), for_whom=holder) as opened,
+            sql.waiting(conn, operator, lambda conn: remove_sink(conn, force=True), for_whom=worker) as removed,
         ):
             holder.rollback()
             assert opened.result() is True
             removed.result()
-        assert column(conn, "select name from bartleby.sinks") == []
+        assert sql.column(conn, "select name from bartleby.sinks") == []
         assert len(events(conn, "breaker.opened")) == 2
 
     def test_removal_and_cancelling_of_a_plan_do_not_deadlock(self, connect: Connect, conn: Connection) -> None:
@@ -309,19 +293,19 @@ class TestRemoving:
         number = started(conn, die(conn, 3))
         operator, another = connect(autocommit=False), connect()
         operator.execute("select bartleby.pause_queue('q', 'ann', 'wait')")
-        with waiting(conn, another, lambda conn: command(conn, "cancel", number), for_whom=operator) as cancelling:
+        with sql.waiting(conn, another, lambda conn: command(conn, "cancel", number), for_whom=operator) as cancelling:
             remove_sink(operator, force=True)
             operator.commit()
             cancelling.result()
-        assert column(conn, "select name from bartleby.sinks") == []
+        assert sql.column(conn, "select name from bartleby.sinks") == []
         assert len(events(conn, "replay.cancelled")) == 1
 
     def test_removal_does_not_wait_for_ever_and_adding_not_at_all(self, connect: Connect, conn: Connection) -> None:
         put_sink(conn)
         worker = connect(autocommit=False)
-        send(conn)
-        bury(worker, claim(worker))
-        with refused("ZB009", "open transaction"):
+        sql.send(conn)
+        bury(worker, sql.claim(worker))
+        with sql.refused("ZB009", "open transaction"):
             remove_sink(conn)
         conn.execute("set lock_timeout = '3s'")
         put_sink(conn, "new")
@@ -347,6 +331,6 @@ class TestTheirQueues:
             with pytest.raises(psycopg.Error) as caught:
                 conn.execute(f"select bartleby.{call}".encode())
             assert (caught.value.sqlstate or "").startswith("ZB"), call
-        assert drain(conn, "sink.bus") == []
-        create(conn, "sinks")
-        create(conn, "sink")
+        assert sql.drain(conn, "sink.bus") == []
+        sql.create(conn, "sinks")
+        sql.create(conn, "sink")

@@ -5,24 +5,10 @@ from datetime import timedelta
 
 import pytest
 
+from tests.kit import sql
 from tests.kit.clock import Clock
 from tests.kit.refusals import assert_refused
-from tests.kit.sql import (
-    Connect,
-    Connection,
-    Row,
-    ack,
-    await_true,
-    claim,
-    column,
-    create,
-    fail_all,
-    refused,
-    row,
-    rows,
-    send,
-    value,
-)
+from tests.kit.sql import Connect, Connection, Row
 
 DAY = 86400
 # A session that sets test.gate reads the time, and then waits at the gate before it uses it.
@@ -45,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("q")
 
 class TestDuty:
     def take(self, conn: Connection, holder: str = "a", seconds: str = "10 s", duty: str = "upkeep") -> bool:
-        return bool(value(conn, "select bartleby.take_duty(%s, %s, %s)", duty, holder, seconds))
+        return bool(sql.value(conn, "select bartleby.take_duty(%s, %s, %s)", duty, holder, seconds))
 
     def leave(self, conn: Connection, holder: str = "a") -> None:
         conn.execute("select bartleby.leave_duty('upkeep', %s)", [holder])
@@ -58,7 +44,7 @@ class TestDuty:
             clock.advance(9)
             with conn.transaction():
                 assert not self.take(conn, "b")
-                assert value(conn, "select pg_current_xact_id_if_assigned() is null"), "a refusal writes nothing"
+                assert sql.value(conn, "select pg_current_xact_id_if_assigned() is null"), "a refusal writes nothing"
         assert self.take(conn, "b", duty="another")
         clock.advance(2)
         assert [self.take(conn, "b"), self.take(conn)] == [True, False]
@@ -94,11 +80,11 @@ class TestDuty:
         with ThreadPoolExecutor(1) as other:
             taken = other.submit(self.take, slow, "b", "1 hour")
             at_the_gate = "select wait_event = 'advisory' from pg_stat_activity where pid = %s"
-            await_true(lambda: value(conn, at_the_gate, slow.info.backend_pid))
+            sql.await_true(lambda: sql.value(conn, at_the_gate, slow.info.backend_pid))
             assert self.take(conn, seconds="1 hour")
             conn.execute("select pg_advisory_unlock(4711)")
             assert not taken.result(30)
-        assert value(conn, "select bartleby.on_duty('upkeep')") == "a"
+        assert sql.value(conn, "select bartleby.on_duty('upkeep')") == "a"
 
     def test_no_session_waits_for_one_that_takes_it(self, clock: Clock, connect: Connect) -> None:
         first, second, late = connect(autocommit=False), connect(), connect(autocommit=False)
@@ -118,24 +104,24 @@ class TestDuty:
         late.execute("set transaction isolation level repeatable read")
         late.execute("select 1 from bartleby.queue")
         assert self.take(second, "b")
-        with refused("40001"):
+        with sql.refused("40001"):
             self.take(late, "c")
 
 
 class TestForgetting:
     def prune(self, conn: Connection, limit: int = 10000) -> dict[str, int]:
-        return {found["what"]: found["rows"] for found in rows(conn, "select * from bartleby.prune(%s)", limit)}
+        return {found["what"]: found["rows"] for found in sql.rows(conn, "select * from bartleby.prune(%s)", limit)}
 
     def mark(self, conn: Connection, *keys: str, queue: str = "q") -> None:
         for key in keys:
             conn.execute("select bartleby.mark_handled(%s, 'c', %s)", [queue, key])
 
     def left(self, conn: Connection) -> set[str]:
-        return set(column(conn, "select key from bartleby.handled"))
+        return set(sql.column(conn, "select key from bartleby.handled"))
 
     def test_handled_keys_are_kept_as_long_as_the_queue_says(self, conn: Connection, clock: Clock) -> None:
-        create(conn, "short", retention="1 day")
-        create(conn, "none", retention=0)
+        sql.create(conn, "short", retention="1 day")
+        sql.create(conn, "none", retention=0)
         self.mark(conn, "id:1")
         assert self.prune(conn) == dict.fromkeys(KINDS, 0)
         self.mark(conn, "id:2", queue="short")
@@ -153,18 +139,18 @@ class TestForgetting:
         assert (found["handled"], found["events"]) == (2, 0)
         clock.advance(2 * DAY)
         assert self.prune(conn)["events"] == 1, "events are kept for a month"
-        assert column(conn, "select type from bartleby.events") == ["io.bartleby.breaker.closed"]
+        assert sql.column(conn, "select type from bartleby.events") == ["io.bartleby.breaker.closed"]
 
     def test_handled_key_of_a_dead_letter_is_kept_until_it_is_done(
         self, conn: Connection, clock: Clock, connect: Connect
     ) -> None:
-        create(conn, "other")
-        send(conn, 0, "other", key="elsewhere")
-        fail_all(conn, claim(conn, queue="other"), verdict="dead")
-        ids = [send(conn, 1), send(conn, 2, key="order"), send(conn, 3)]
+        sql.create(conn, "other")
+        sql.send(conn, 0, "other", key="elsewhere")
+        sql.fail_all(conn, sql.claim(conn, queue="other"), verdict="dead")
+        ids = [sql.send(conn, 1), sql.send(conn, 2, key="order"), sql.send(conn, 3)]
         keys = [f"id:{number}" for number in ids]
         self.mark(conn, *keys, "key:order", "key:elsewhere", "key:none", "id:99", "odd", "id:", "id:x", "key:")
-        fail_all(conn, claim(conn, 3), verdict="dead")
+        sql.fail_all(conn, sql.claim(conn, 3), verdict="dead")
         conn.execute("select bartleby.hold(%s, 'me', 'evidence')", [ids])
         clock.advance(31 * DAY)
         assert self.prune(conn)["handled"] == 7
@@ -175,7 +161,7 @@ class TestForgetting:
         assert self.prune(conn)["handled"] == 0, "while the replay is not committed"
         operator.commit()
         assert self.prune(conn)["handled"] == 0
-        ack(conn, claim(conn, 2).lease)
+        sql.ack(conn, sql.claim(conn, 2).lease)
         assert self.prune(conn)["handled"] == 3
         assert self.left(conn) == {keys[2]}
         conn.execute("select bartleby.hold(%s, 'me', 'enough', p_on => false)", [ids[2:]])
@@ -185,7 +171,7 @@ class TestForgetting:
     def test_limit_bounds_each_kind_and_two_sessions_share_the_work(
         self, conn: Connection, clock: Clock, connect: Connect
     ) -> None:
-        create(conn, "other")
+        sql.create(conn, "other")
         for queue in ("q", "other"):
             self.mark(conn, *(f"id:{queue}-{number}" for number in range(5)), queue=queue)
         for _ in range(5):
@@ -205,26 +191,26 @@ class TestForgetting:
 
 def test_outlook_names_what_an_idle_queue_waits_for(conn: Connection, clock: Clock) -> None:
     def outlook() -> Row:
-        return row(conn, "select * from bartleby.outlook('q')")
+        return sql.row(conn, "select * from bartleby.outlook('q')")
 
     clock.stop()
-    create(conn, "other")
-    send(conn, 1, "other", delay="1 hour")
+    sql.create(conn, "other")
+    sql.send(conn, 1, "other", delay="1 hour")
     assert outlook() == {"due_in": None, "breaker": "closed", "paused": False}
-    send(conn, 1, delay="1 hour")
-    last = send(conn, 2, delay="1 minute")
-    assert value(conn, "select bartleby.last_message_id()") == last
+    sql.send(conn, 1, delay="1 hour")
+    last = sql.send(conn, 2, delay="1 minute")
+    assert sql.value(conn, "select bartleby.last_message_id()") == last
     for seconds, due in ((0, 60), (61, -1)):
         clock.advance(seconds)
         assert outlook()["due_in"] == timedelta(seconds=due)
-    ack(conn, claim(conn).lease)
+    sql.ack(conn, sql.claim(conn).lease)
     assert outlook()["due_in"] == timedelta(minutes=59, seconds=-1)
     conn.execute("select bartleby.pause_queue('q'), bartleby.open_breaker('q', 'storm', '0')")
     assert (outlook()["breaker"], outlook()["paused"]) == ("open", True)
     conn.execute("select bartleby.force_breaker('q', 'me', 'because')")
     assert outlook()["breaker"] == "forced"
     conn.execute("select bartleby.close_breaker('q', 'me', 'because')")
-    create(conn, "q", breaker="off", lease=2.5)
+    sql.create(conn, "q", breaker="off", lease=2.5)
     assert outlook()["breaker"] == "off"
-    lengths = column(conn, "select bartleby.lease_length(name) from bartleby.queue order by name")
+    lengths = sql.column(conn, "select bartleby.lease_length(name) from bartleby.queue order by name")
     assert lengths == [timedelta(minutes=1), timedelta(seconds=2.5)]

@@ -2,81 +2,68 @@
 
 import pytest
 
+from tests.kit import sql
 from tests.kit.clock import Clock, move_clock
-from tests.kit.sql import (
-    Connection,
-    ack,
-    claim,
-    column,
-    create,
-    fail_all,
-    reap,
-    release,
-    rows,
-    send,
-    send_count,
-    stats,
-    value,
-)
+from tests.kit.sql import Connection
 
 pytestmark = pytest.mark.usefixtures("q")
 
 
 def numbers(conn: Connection, queue: str = "q") -> tuple[int, ...]:
-    found = stats(conn, queue)
+    found = sql.stats(conn, queue)
     return tuple(found[name] for name in ("ready", "leased", "deferred", "dead", "leases"))
 
 
 def test_numbers_of_a_worked_example(conn: Connection, clock: Clock) -> None:
-    create(conn, "other")
+    sql.create(conn, "other")
     assert numbers(conn) == (0, 0, 0, 0, 0)
-    send_count(conn, 10)
+    sql.send_count(conn, 10)
     assert numbers(conn) == (10, 0, 0, 0, 0)
-    first, second = claim(conn, 3), claim(conn, 2)
+    first, second = sql.claim(conn, 3), sql.claim(conn, 2)
     assert numbers(conn) == (5, 5, 0, 0, 2)
-    ack(conn, first.lease, first.positions[:1])
+    sql.ack(conn, first.lease, first.positions[:1])
     assert numbers(conn) == (5, 4, 0, 0, 2)
-    fail_all(conn, second, delay=10)
+    sql.fail_all(conn, second, delay=10)
     assert numbers(conn) == (5, 2, 2, 0, 1)
     conn.execute("select bartleby.reject(%s, %s, 'unacceptable')", [first.lease, first.positions[1]])
     assert numbers(conn) == (5, 1, 2, 1, 1)
-    release(conn, first.lease, delay="1 hour")
+    sql.release(conn, first.lease, delay="1 hour")
     assert numbers(conn) == (5, 0, 3, 1, 0)
-    send(conn, 11, delay="5 seconds")
-    assert stats(conn)["next_due_at"] == value(conn, "select min(run_at) from bartleby.messages")
-    reap(conn)
+    sql.send(conn, 11, delay="5 seconds")
+    assert sql.stats(conn)["next_due_at"] == sql.value(conn, "select min(run_at) from bartleby.messages")
+    sql.reap(conn)
     assert numbers(conn) == (5, 0, 4, 1, 0)
     clock.advance(11)
-    assert len(claim(conn, 100).messages) == 8
+    assert len(sql.claim(conn, 100).messages) == 8
     assert numbers(conn) == (0, 8, 1, 1, 1)
-    reap(conn)
+    sql.reap(conn)
     assert numbers(conn) == (0, 8, 1, 1, 1)
     assert numbers(conn, "other") == (0, 0, 0, 0, 0)
-    assert stats(conn, "other")["next_due_at"] is None
+    assert sql.stats(conn, "other")["next_due_at"] is None
 
 
 def test_oldest_ready_message_has_its_time(conn: Connection) -> None:
     move_clock(conn).advance(-100)
-    assert stats(conn)["oldest_ready_at"] is None
-    send_count(conn, 3)
-    created = column(conn, "select created_at from bartleby.messages order by position")
-    assert stats(conn)["oldest_ready_at"] == created[0]
-    claim(conn, 2)
-    assert stats(conn)["oldest_ready_at"] == created[2]
-    claim(conn)
-    assert stats(conn)["oldest_ready_at"] is None
+    assert sql.stats(conn)["oldest_ready_at"] is None
+    sql.send_count(conn, 3)
+    created = sql.column(conn, "select created_at from bartleby.messages order by position")
+    assert sql.stats(conn)["oldest_ready_at"] == created[0]
+    sql.claim(conn, 2)
+    assert sql.stats(conn)["oldest_ready_at"] == created[2]
+    sql.claim(conn)
+    assert sql.stats(conn)["oldest_ready_at"] is None
 
 
 def test_every_living_message_is_listed_once_with_its_state(conn: Connection) -> None:
-    send_count(conn, 4)
-    send(conn, 5, delay="1 hour")
-    ack(conn, claim(conn).lease)
-    claim(conn, worker="host-1", lease="10 minutes")
-    fail_all(conn, claim(conn), verdict="dead")
-    until = value(conn, "select max(until) from bartleby.lease")
+    sql.send_count(conn, 4)
+    sql.send(conn, 5, delay="1 hour")
+    sql.ack(conn, sql.claim(conn).lease)
+    sql.claim(conn, worker="host-1", lease="10 minutes")
+    sql.fail_all(conn, sql.claim(conn), verdict="dead")
+    until = sql.value(conn, "select max(until) from bartleby.lease")
     query = "select payload, state, queue, worker, leased_until from bartleby.messages order by message_id"
     none = {"queue": "q", "worker": None, "leased_until": None}
-    assert rows(conn, query) == [
+    assert sql.rows(conn, query) == [
         {"payload": 2, "state": "leased", "queue": "q", "worker": "host-1", "leased_until": until},
         {"payload": 4, "state": "ready", **none},
         {"payload": 5, "state": "deferred", **none},
@@ -86,10 +73,10 @@ def test_every_living_message_is_listed_once_with_its_state(conn: Connection) ->
 @pytest.mark.own_database
 def test_drift_names_every_change(conn: Connection) -> None:
     def drift() -> dict[str, str]:
-        found = rows(conn, "select replace(object, 'bartleby.', '') as object, change from bartleby.drift()")
+        found = sql.rows(conn, "select replace(object, 'bartleby.', '') as object, change from bartleby.drift()")
         return {changed["object"]: changed["change"] for changed in found}
 
-    create(conn, "other")
+    sql.create(conn, "other")
     assert drift() == {}
     conn.execute("select bartleby.drop_queue('other')")
     assert drift() == {}

@@ -4,22 +4,9 @@ from datetime import timedelta
 
 import pytest
 
+from tests.kit import sql
 from tests.kit.clock import Clock
-from tests.kit.sql import (
-    Connect,
-    Connection,
-    ack,
-    claim,
-    create,
-    drain,
-    fail_all,
-    reap,
-    reject,
-    release,
-    send,
-    send_count,
-    value,
-)
+from tests.kit.sql import Connect, Connection
 
 SOON = timedelta(milliseconds=10)
 SECOND = timedelta(seconds=1)
@@ -32,13 +19,13 @@ pytestmark = pytest.mark.usefixtures("q")
 @pytest.fixture
 def worker(connect: Connect, conn: Connection) -> Connection:
     listening = connect()
-    listening.execute(f'listen "{value(conn, "select bartleby.channel(%s)", "q")}"')
+    listening.execute(f'listen "{sql.value(conn, "select bartleby.channel(%s)", "q")}"')
     listening.execute("listen mark")
     return listening
 
 
 def idle(conn: Connection, seconds: float = 30) -> timedelta:
-    found = value(conn, "select bartleby.idle('q', make_interval(secs => %s))", float(seconds))
+    found = sql.value(conn, "select bartleby.idle('q', make_interval(secs => %s))", float(seconds))
     assert isinstance(found, timedelta)
     return found
 
@@ -54,14 +41,14 @@ def heard(conn: Connection, worker: Connection) -> int:
 
 
 def test_busy_queue_sends_no_notification(conn: Connection, worker: Connection) -> None:
-    create(conn, "other")
-    send(conn, 1)
-    send_count(conn, 10)
-    send(conn, 2, delay="1 second")
-    drain(conn)
+    sql.create(conn, "other")
+    sql.send(conn, 1)
+    sql.send_count(conn, 10)
+    sql.send(conn, 2, delay="1 second")
+    sql.drain(conn)
     assert heard(conn, worker) == 0
     idle(worker)
-    send(conn, 1, "other")
+    sql.send(conn, 1, "other")
     assert heard(conn, worker) == 0
 
 
@@ -71,13 +58,13 @@ def test_idle_worker_is_notified_until_its_idle_time_is_over(
     for n in range(10):
         assert idle(worker) == LONG
         clock.advance(25)
-        send(conn, n)
+        sql.send(conn, n)
         assert heard(conn, worker) == 1
-        assert drain(worker) == [n]
+        assert sql.drain(worker) == [n]
     clock.advance(91)
-    send(conn, "late")
+    sql.send(conn, "late")
     assert heard(conn, worker) == 0
-    assert drain(worker) == ["late"]
+    assert sql.drain(worker) == ["late"]
 
 
 def test_worker_that_comes_during_or_after_a_send_looks_again_soon(
@@ -86,64 +73,64 @@ def test_worker_that_comes_during_or_after_a_send_looks_again_soon(
     """The worker writes that it is idle and then looks; the sender draws its position and then looks."""
     clock.stop()
     sender = connect(autocommit=False)
-    send(sender, 1)
-    assert claim(worker).messages == []
+    sql.send(sender, 1)
+    assert sql.claim(worker).messages == []
     assert idle(worker) <= SOON
     sender.commit()
     assert heard(conn, worker) == 0
-    assert claim(worker).payloads == [1]
-    send(sender, 2)
-    send_count(conn, 5)
-    assert len(drain(conn)) == 5
+    assert sql.claim(worker).payloads == [1]
+    sql.send(sender, 2)
+    sql.send_count(conn, 5)
+    assert len(sql.drain(conn)) == 5
     assert idle(worker) <= SOON
     sender.commit()
-    assert claim(worker).payloads == [2]
-    send(conn, 3)
+    assert sql.claim(worker).payloads == [2]
+    sql.send(conn, 3)
     assert idle(worker) <= SOON
-    assert claim(worker).payloads == [3]
+    assert sql.claim(worker).payloads == [3]
     assert idle(worker) == LONG
 
 
 def test_sleep_ends_when_the_next_message_is_due(conn: Connection, clock: Clock) -> None:
     clock.stop()
     assert [idle(conn, 30), idle(conn, 5)] == [LONG, timedelta(seconds=5)]
-    send(conn, 1, delay="1 hour")
-    send(conn, 2, delay="20 seconds")
+    sql.send(conn, 1, delay="1 hour")
+    sql.send(conn, 2, delay="20 seconds")
     for advance, sleeps in ((0, 20), (15, 5), (10, 0), (1000, 0)):
         clock.advance(advance)
         assert idle(conn, 30) == timedelta(seconds=sleeps)
         assert idle(conn, 5) == timedelta(seconds=min(5, sleeps))
-    assert claim(conn).payloads == [2]
+    assert sql.claim(conn).payloads == [2]
     assert idle(conn, 30) == LONG
     with conn.transaction():
         idle(conn)
-        assert value(conn, "select pg_current_xact_id_if_assigned() is null")
+        assert sql.value(conn, "select pg_current_xact_id_if_assigned() is null")
 
 
 def reject_at_the_source(conn: Connection) -> None:
-    create(conn, "source", dead_letter_to="q")
-    send(conn, 1, "source")
-    claimed = claim(conn, queue="source")
-    reject(conn, claimed.lease, claimed.positions[0], "delivery_error")
+    sql.create(conn, "source", dead_letter_to="q")
+    sql.send(conn, 1, "source")
+    claimed = sql.claim(conn, queue="source")
+    sql.reject(conn, claimed.lease, claimed.positions[0], "delivery_error")
 
 
 def test_every_verb_that_brings_a_message_wakes_a_worker(conn: Connection, worker: Connection, clock: Clock) -> None:
-    send_count(conn, 4)
-    first, second, third, _ = [claim(conn) for _ in range(4)]
+    sql.send_count(conn, 4)
+    first, second, third, _ = [sql.claim(conn) for _ in range(4)]
     clock.advance(61)
     for verb, notifications in (("ack", 0), ("release", 1), ("fail", 1), ("reap", 1), ("delay", 1), ("route", 1)):
         idle(worker)
         match verb:
             case "ack":
-                ack(conn, first.lease)
+                sql.ack(conn, first.lease)
             case "release":
-                release(conn, second.lease)
+                sql.release(conn, second.lease)
             case "fail":
-                fail_all(conn, third)
+                sql.fail_all(conn, third)
             case "reap":
-                assert len(reap(conn)) == 1
+                assert len(sql.reap(conn)) == 1
             case "delay":
-                send(conn, 1, delay="1 second")
+                sql.send(conn, 1, delay="1 second")
             case _:
                 reject_at_the_source(conn)
         assert heard(conn, worker) == notifications, verb
@@ -154,13 +141,13 @@ def test_sender_that_stays_open_or_rolled_back_does_not_keep_workers_awake(
 ) -> None:
     sender = connect(autocommit=False)
     for commits in (False, True):
-        send(sender, 1)
+        sql.send(sender, 1)
         if not commits:
             sender.rollback()
         for _ in range(4):
             clock.advance(2)
-            assert claim(conn).messages == []
+            assert sql.claim(conn).messages == []
         assert idle(conn) == (SECOND if commits else LONG)
     sender.commit()
-    assert claim(conn).payloads == [1]
+    assert sql.claim(conn).payloads == [1]
     assert idle(conn) == LONG
