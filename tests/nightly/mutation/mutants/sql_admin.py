@@ -68,6 +68,20 @@ MUTANTS = [
         BREAKER + "TestOperators::test_probe_that_is_out_when_an_operator_decides_is_a_plain_lease",
     ),
     Mutant(
+        "a worker that goes to sleep while the breaker closes is not woken",
+        "sql/breaker.sql",
+        "  perform bartleby.rouse(p_queue);",
+        "  perform bartleby.wake(p_queue);",
+        BREAKER + "TestWaking::test_closing_wakes_waiting_workers",
+    ),
+    Mutant(
+        "a probe that fails is charged",
+        "sql/dead_letters.sql",
+        "v_shielded := p_outcome = 'failed' and v_queue.breaker_state <> 'closed';",
+        "v_shielded := p_outcome = 'failed' and v_queue.breaker_state <> 'closed' and not p_lease.probe;",
+        BREAKER + "TestProbes::test_failed_probe_starts_again_and_bad_message_is_ignored",
+    ),
+    Mutant(
         "a function trusts temporary tables of its caller",
         "sql/upkeep.sql",
         "language sql security definer set search_path = pg_catalog, bartleby, pg_temp\nas $$ update bartleby.duty",

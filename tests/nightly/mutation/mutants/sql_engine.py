@@ -101,6 +101,13 @@ MUTANTS = [
         "tests/stories/seeds/test_2_brighter.py::test_reason_and_routes_of_the_queue_choose_the_channel",
     ),
     Mutant(
+        "the copy of a rejected message has no key",
+        "sql/dead_letters.sql",
+        "m.big, m.generation, m.key,\n    bartleby.rejection_headers",
+        "m.big, m.generation, null,\n    bartleby.rejection_headers",
+        "tests/stories/seeds/test_2_brighter.py::test_headers_of_the_copy_say_why_and_whence",
+    ),
+    Mutant(
         "a rejection is recorded as a failure",
         "sql/dead_letters.sql",
         "case when d.rejection is null then p_outcome else 'rejected' end",

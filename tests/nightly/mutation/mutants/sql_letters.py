@@ -137,6 +137,27 @@ MUTANTS = [
         "tests/sql/test_patch.py::test_invalid_patches_are_refused_for_any_document",
     ),
     Mutant(
+        "the hundred and first letter has no event",
+        "sql/events.sql",
+        "generate_series(1, cardinality(p_ids), 100) n returning id)",
+        "generate_series(1, cardinality(p_ids), 101) n returning id)",
+        "tests/sql/test_sink_delivery.py::TestCollection::test_one_reference_stands_for_up_to_a_hundred_letters",
+    ),
+    Mutant(
+        "messages in the sibling are no letters",
+        "sql/pgmq.sql",
+        "  perform bartleby.pgmq_adopt(v_queue, v_sibling);\n",
+        "",
+        "tests/pgmq/test_boundary.py::TestAttach::test_queue_is_attached_by_command",
+    ),
+    Mutant(
+        "a transaction older than the removal of a sink cannot emit",
+        "sql/events.sql",
+        "where bartleby.wants(s, p_type, p_queue) and has_sequence_privilege(q.positions, 'usage') is not null);",
+        "where bartleby.wants(s, p_type, p_queue));",
+        "tests/sql/test_sinks.py::TestRemoving::test_transaction_begun_before_the_removal_can_emit",
+    ),
+    Mutant(
         "pgmq hands out a message once more than the policy allows",
         "sql/pgmq.sql",
         "if read_ct > v_queue.max_attempts or",
