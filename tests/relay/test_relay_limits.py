@@ -15,7 +15,7 @@ from bartleby.calls import Call
 from bartleby.dressing import Document
 from bartleby.sinks.publisher import Event, Outcome
 from tests.kit.relay import Bus, add, die, die_together, relaying, sink
-from tests.kit.worker import until
+from tests.kit.worker import Told, until
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 
@@ -25,6 +25,10 @@ def client(dsn: str) -> Iterator[Client]:
     with Client(dsn) as opened:
         opened.create_queue("orders")
         yield opened
+
+
+async def raises(_events: Sequence[Event]) -> Any:
+    raise RuntimeError("password=geheim")
 
 
 async def is_cancelled(_events: Sequence[Event]) -> Any:
@@ -51,7 +55,7 @@ async def says_nothing(events: Sequence[Event]) -> Any:
 
 
 def test_publisher_that_breaks_its_contract_loses_no_event(
-    client: Client, dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch
+    client: Client, dsn: str, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(Bus):
         def __init__(self, publish: Callable[[Sequence[Event]], Awaitable[Any]]) -> None:
@@ -63,18 +67,20 @@ def test_publisher_that_breaks_its_contract_loses_no_event(
 
     monkeypatch.setattr(publishing, "_SLOWEST", 0.1)
     well: list[bool] = []
-    breakers = (is_cancelled, cancels_itself, hangs, says_too_little, says_nothing)
+    breakers = (raises, is_cancelled, cancels_itself, hangs, says_too_little, says_nothing)
     buses = {each.__name__: Broken(each) for each in breakers}
     for name in buses:
         add(client, name, types=["dead_letter.*"], timeout=0.1)
     died = die(client, 3)
     with relaying(dsn, buses):
         until(lambda: {each.state for each in client.sinks()} == {"degraded"})
+        assert sink(client, "raises").error == "RuntimeError: password=***"
         well.append(True)
         until(lambda: all(each.state == "working" and each.published == 3 for each in client.sinks()))
     for name, bus in buses.items():
         assert sorted(each["data"]["message_id"] for each in bus.events) == died, name
         assert sink(client, name).failures == 3, name
+        assert any(each.fields["sink"] == name for each in told.of("sink.broken")), name  # type: ignore[attr-defined]
     assert conn.execute("select from bartleby.attempt a where a.error_type <> 'KeyError'").rowcount == 0
 
 

@@ -8,7 +8,7 @@ import importlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,26 +26,22 @@ PATIENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One delivery as a reader of the sink finds it."""
+    """One delivery: the id of the event, the value by which consumers recognise duplicates, and the CloudEvent."""
 
     id: str
-    """The id of the event."""
     key: str
-    """The value by which consumers recognise duplicates."""
     body: bytes | None
-    """The CloudEvent in structured JSON; None where the sink has a format of its own."""
+    """None where the sink has a format of its own."""
 
 
 class Sink(ABC):
     """A real server and the properties of its sink. One instance a test; `folder` is for its files."""
 
     kind: ClassVar[str]
-    durable: ClassVar[bool] = True
-    """Confirmed events survive kill()."""
     too_large: ClassVar[int | None] = None
     """Bytes of data with which the sink refuses an event; None: it takes every size."""
     cannot: ClassVar[Mapping[str, str]] = {}
-    """Actions that are impossible (stop, kill, hang), each with the reason."""
+    """Actions that are impossible (kill, hang), each with the reason."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,11 +67,11 @@ class Sink(ABC):
         """Return when what was made for the events, such as a queue, survives kill(); events are not meant."""
 
     async def kill(self) -> None:
-        """Kill it with -9, or what comes nearest to that."""
+        """Kill it with -9. Confirmed events survive that."""
         raise NotImplementedError
 
     async def hang(self) -> None:
-        """Have it accept connections and bytes, and never answer: SIGSTOP, or a handler that waits."""
+        """Have it accept connections and bytes, and never answer."""
         raise NotImplementedError
 
     async def wake(self) -> None:
@@ -83,8 +79,15 @@ class Sink(ABC):
         raise NotImplementedError
 
     @abstractmethod
+    def records(self) -> AsyncIterator[tuple[str, bytes]]:
+        """Return key and CloudEvent of everything that arrived, in its order. The server runs."""
+
+    async def count(self) -> int:
+        """Return how many events arrived."""
+        return len(await self.arrived())
+
     async def arrived(self) -> list[Arrival]:
-        """Return everything that arrived, in its order. The server runs."""
+        return [Arrival(json.loads(body)["id"], key, body) async for key, body in self.records()]
 
     def publisher(self, timeout: float = TIMEOUT, **changes: object) -> Publisher:
         """Return a publisher for it, with options changed."""
@@ -150,13 +153,8 @@ def events(count: int, first: int = 1) -> list[dict[str, Any]]:
     return [event(number) for number in range(first, first + count)]
 
 
-async def bounded(publisher: Publisher, batch: Sequence[dict[str, Any]]) -> list[Outcome]:
-    """Publish, and insist that it is known soon after the timeout what became of it."""
-    begun = time.monotonic()
-    outcomes = await publisher.publish(batch)
-    assert time.monotonic() - begun < TIMEOUT + PATIENCE
-    assert len(outcomes) == len(batch)
-    return outcomes
+def ids_of(batch: Sequence[dict[str, Any]]) -> list[str]:
+    return [each["id"] for each in batch]
 
 
 async def publish_all(publisher: Publisher, batch: Sequence[dict[str, Any]]) -> None:
@@ -167,11 +165,6 @@ async def publish_all(publisher: Publisher, batch: Sequence[dict[str, Any]]) -> 
         outcomes = await publisher.publish(left)
         assert time.monotonic() < deadline, outcomes[0]
         left = [each for each, outcome in zip(left, outcomes, strict=True) if not isinstance(outcome, Published)]
-
-
-def from_body(body: bytes, key: str) -> Arrival:
-    """Return the arrival of a CloudEvent in structured JSON."""
-    return Arrival(json.loads(body)["id"], key, body)
 
 
 def named(outcomes: Sequence[Outcome]) -> list[str]:
@@ -185,10 +178,9 @@ def why(outcome: Outcome) -> str:
     return outcome.why
 
 
-async def stored_ids(publisher: Publisher, since: datetime | None = None) -> list[str]:
+async def stored_ids(publisher: Publisher, since: datetime = datetime(1970, 1, 1, tzinfo=UTC)) -> list[str]:
     """Return what a sink that can be read says it has, from this time on."""
     assert isinstance(publisher, Readable)
-    since = since or datetime(2020, 1, 1, tzinfo=UTC)
     return [each async for each in publisher.ids(since, datetime.now(UTC))]
 
 

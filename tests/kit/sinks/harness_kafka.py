@@ -3,14 +3,13 @@
 import asyncio
 import atexit
 import functools
-import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from confluent_kafka import Consumer, TopicPartition
 
-from tests.kit.sinks.conformance import Arrival, Sink
+from tests.kit.sinks.conformance import Sink
 from tests.kit.sinks.kafka_cluster import Cluster
 
 
@@ -18,7 +17,7 @@ from tests.kit.sinks.kafka_cluster import Cluster
 def shared() -> Cluster:
     """Return the cluster of this process; between tests it is down."""
     cluster = Cluster()
-    cluster.down()
+    cluster.order("down")
     atexit.register(cluster.close)
     return cluster
 
@@ -34,44 +33,41 @@ class Harness(Sink):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._topic = shared().topic(partitions=1)  # order is kept in a partition
+        self._cluster = shared()
+        self._topic = self._cluster.topic(partitions=1)  # order is kept in a partition
 
     def options(self) -> dict[str, Any]:
         """Return options with a small limit: the mock cluster itself has none."""
-        return {"brokers": shared().brokers, "topic": self._topic, "message.max.bytes": str(self.too_large)}
+        return {"brokers": self._cluster.brokers, "topic": self._topic, "message.max.bytes": str(self.too_large)}
 
     async def start(self) -> None:
-        shared().up()
+        self._cluster.order("up")
 
     async def stop(self) -> None:
-        shared().thaw()
-        shared().down()
+        self._cluster.thaw()
+        self._cluster.order("down")
 
     async def hang(self) -> None:
-        shared().freeze()
+        self._cluster.freeze()
 
     async def wake(self) -> None:
-        shared().thaw()
+        self._cluster.thaw()
 
-    async def arrived(self) -> list[Arrival]:
-        return [
-            Arrival(json.loads(value)["id"], dict(headers)["ce_id"].decode(), value)
-            for _, value, headers in await asyncio.to_thread(read, self._topic)
-        ]
+    async def records(self) -> AsyncIterator[tuple[str, bytes]]:
+        for _, value, headers in await asyncio.to_thread(read, self._topic):
+            yield headers["ce_id"].decode(), value
 
 
-def read(topic: str, partition: int = 0) -> list[tuple[bytes, bytes, list[tuple[str, bytes]]]]:
-    """Return key, value and headers of each record of a partition."""
+def read(topic: str) -> list[tuple[bytes, bytes, dict[str, bytes]]]:
+    """Return key, value and headers of each record of the first partition."""
     reader = Consumer({"bootstrap.servers": shared().brokers, "group.id": "reader", "enable.auto.commit": False})
-    place = TopicPartition(topic, partition, 0)
+    place = TopicPartition(topic, 0, 0)
     found: list[Any] = []
     try:
         _, end = reader.get_watermark_offsets(place, timeout=10)
         reader.assign([place])
         while len(found) < end:
-            found += [
-                (each.key(), each.value(), each.headers()) for each in reader.consume(end - len(found), timeout=0.2)
-            ]
+            found += reader.consume(end - len(found), timeout=0.2)
     finally:
         reader.close()
-    return found
+    return [(each.key(), each.value(), dict(each.headers())) for each in found]

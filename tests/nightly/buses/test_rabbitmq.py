@@ -1,34 +1,29 @@
 """The rabbitmq sink with a real node: routing, declaring, blocked connections, addresses and TLS."""
 
 import asyncio
-import json
-import ssl
 import uuid
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import aiormq
 import pytest
-import trustme
 
 from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Publisher
-from tests.kit.sinks import rabbit_server
-from tests.kit.sinks.conformance import PATIENCE, PATIENT, TIMEOUT, event, events, named, publish_all, why
-from tests.kit.sinks.rabbit_server import Gate, Server
+from tests.kit.sinks.conformance import PATIENCE, PATIENT, TIMEOUT, event, events, ids_of, named, publish_all, why
+from tests.kit.sinks.harness_rabbitmq import LARGEST, Harness, Server, shared
 
 BUSY = 3.0  # seconds in which a busy machine makes a connection
 LOW, HIGH = "0.0000001", "0.4"  # shares of the memory
-pytestmark = pytest.mark.skipif(rabbit_server.missing() is not None, reason=rabbit_server.missing() or "")
+pytestmark = pytest.mark.skipif(Harness.missing() is not None, reason=str(Harness.missing()))
 Channel = aiormq.abc.AbstractChannel
+Open = Callable[..., Publisher]
 
 
 @pytest.fixture
-def server() -> Server:
-    found = rabbit_server.shared()
-    found.start()
-    return found
+async def server() -> Server:
+    await shared().start()
+    return shared()
 
 
 @pytest.fixture
@@ -37,7 +32,7 @@ def name() -> str:
 
 
 @pytest.fixture
-async def opened(server: Server) -> AsyncIterator[Callable[..., Publisher]]:
+async def opened(server: Server) -> AsyncIterator[Open]:
     """Opens publishers, and closes them at the end."""
     made: list[Publisher] = []
 
@@ -52,33 +47,16 @@ async def opened(server: Server) -> AsyncIterator[Callable[..., Publisher]]:
 
 @pytest.fixture
 async def channel(server: Server) -> AsyncIterator[Channel]:
-    connection = await aiormq.connect(server.url())
-    yield await connection.channel()
-    await connection.close()
+    async with server.channel() as opened:
+        yield opened
 
 
 async def ids_in(server: Server, queue: str) -> list[str]:
-    return [str(each.header.properties.message_id) for each in await server.read(queue)]
-
-
-async def test_message_has_properties_and_its_queue_is_declared_again(
-    server: Server, opened: Callable[..., Publisher], channel: Channel, name: str
-) -> None:
-    sent = event(7)
-    publisher = opened(routing_key=name, declare=True)
-    assert named(await publisher.publish([sent])) == ["Published"]
-    (found,) = await server.read(name)
-    assert json.loads(found.body) == sent
-    properties = found.header.properties
-    assert (properties.message_id, properties.message_type) == (sent["id"], sent["type"])
-    assert (properties.content_type, properties.delivery_mode) == ("application/cloudevents+json", 2)
-    await channel.queue_delete(name)
-    assert named(await publisher.publish(events(2))) == ["Failed"] * 2
-    assert named(await publisher.publish(events(2))) == ["Published"] * 2
+    return [key async for key, _ in server.read(queue)]
 
 
 async def test_event_that_reaches_no_queue_fails_alone_until_there_is_one(
-    server: Server, opened: Callable[..., Publisher], channel: Channel, name: str
+    server: Server, opened: Open, channel: Channel, name: str
 ) -> None:
     await channel.queue_declare(f"{name}.orders")
     lost = event(2)
@@ -96,7 +74,7 @@ async def test_event_that_reaches_no_queue_fails_alone_until_there_is_one(
 
 
 async def test_exchange_routes_by_type_and_a_missing_one_is_named(
-    server: Server, opened: Callable[..., Publisher], channel: Channel, name: str
+    server: Server, opened: Open, channel: Channel, name: str
 ) -> None:
     missing = opened(exchange=name, routing_key="all")
     for _ in range(2):
@@ -114,122 +92,87 @@ async def test_exchange_routes_by_type_and_a_missing_one_is_named(
     assert named(await missing.publish(events(5))) == ["Published"] * 5
 
 
-async def test_declaring_changes_nothing_that_exists(
-    opened: Callable[..., Publisher], channel: Channel, name: str
+async def test_queue_is_declared_again_and_one_that_exists_is_not_changed(
+    opened: Open, channel: Channel, name: str
 ) -> None:
-    await channel.queue_declare(name, arguments={"x-max-length": 1000})
+    publisher = opened(routing_key=name, declare=True)
+    assert named(await publisher.publish(events(2))) == ["Published"] * 2
+    await channel.queue_delete(name)
+    assert named(await publisher.publish(events(2))) == ["Failed"] * 2
+    assert named(await publisher.publish(events(2))) == ["Published"] * 2
+    await channel.queue_delete(name)
+    await channel.queue_declare(name, arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
     await channel.exchange_declare(name, exchange_type="fanout")
     await channel.queue_bind(name, name)
-    assert named(await opened(routing_key=name, declare=True).publish(events(2))) == ["Published"] * 2
-    assert named(await opened(exchange=name, declare=True).publish(events(2))) == ["Published"] * 2
-
-
-async def test_full_queue_is_waited_for(opened: Callable[..., Publisher], channel: Channel, name: str) -> None:
-    await channel.queue_declare(name, arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
-    publisher = opened(routing_key=name)
-    assert named(await publisher.publish(events(2))) == ["Published"] * 2
-    outcomes = await publisher.publish([event(3)])
-    assert named(outcomes) == ["Failed"]
+    assert named(await opened(exchange=name, declare=True).publish([event(1)])) == ["Published"]
+    full = opened(routing_key=name, declare=True)
+    assert named(await full.publish([event(2)])) == ["Published"]
+    outcomes = await full.publish([event(3)])
+    assert named(outcomes) == ["Failed"], "a full queue is waited for"
     assert "nack" in why(outcomes[0])
     await channel.queue_purge(name)
-    assert named(await publisher.publish([event(3)])) == ["Published"]
+    assert named(await full.publish([event(3)])) == ["Published"]
 
 
-async def test_blocked_connection_fails_in_time_and_continues_later(
-    server: Server, opened: Callable[..., Publisher], name: str
-) -> None:
+async def test_blocked_connection_fails_in_time_and_continues_later(server: Server, opened: Open, name: str) -> None:
     publisher, late = opened(BUSY, routing_key=name, declare=True), opened(BUSY, routing_key=name)
     await publish_all(publisher, [event(1)])
-    server.control("set_vm_memory_high_watermark", LOW)
+    await server.control("set_vm_memory_high_watermark", LOW)
     try:
         for each in (publisher, publisher, late, late):
             outcomes = await asyncio.wait_for(each.publish(events(5, first=2)), PATIENCE)
             assert named(outcomes) == ["Failed"] * 5
             assert "short of memory" in why(outcomes[0])
     finally:
-        server.control("set_vm_memory_high_watermark", HIGH)
+        await server.control("set_vm_memory_high_watermark", HIGH)
     for each in (publisher, late):
         await publish_all(each, events(5, first=2))
-    assert set(await ids_in(server, name)) == {each["id"] for each in events(6)}
+    assert set(await ids_in(server, name)) == set(ids_of(events(6)))
 
 
 async def test_closing_does_not_wait_for_a_server_that_hangs_and_leaves_no_task(
-    server: Server, opened: Callable[..., Publisher], name: str
+    server: Server, opened: Open, name: str
 ) -> None:
     before = asyncio.all_tasks()
     publisher = opened(TIMEOUT, routing_key=name, declare=True)
     await publish_all(publisher, events(10))
-    server.freeze()
+    server.process.freeze()
     try:
         assert set(named(await publisher.publish(events(100)))) == {"Failed"}
         await asyncio.wait_for(publisher.close(), PATIENCE)
     finally:
-        server.thaw()
+        server.process.thaw()
     if left := asyncio.all_tasks() - before:
         _, pending = await asyncio.wait(left, timeout=30)
         assert not pending
 
 
-async def test_stopped_node_is_a_failure_until_it_is_started(
-    server: Server, opened: Callable[..., Publisher], name: str
-) -> None:
-    publisher = opened(TIMEOUT, routing_key=name, declare=True)
-    await publish_all(publisher, events(3))
-    server.stop()
-    for _ in range(2):
-        outcomes = await publisher.publish(events(3, first=4))
-        assert named(outcomes) == ["Failed"] * 3
-        assert str(server.port) in why(outcomes[0])
-    server.start()
-    await publish_all(publisher, events(3, first=4))
-    assert list(dict.fromkeys(await ids_in(server, name))) == [each["id"] for each in events(6)]
-
-
-async def test_wrong_address_is_a_failure_with_its_reason(server: Server, opened: Callable[..., Publisher]) -> None:
-    for old, new, reason in (
-        ("guest:guest", "guest:hunter2", "ACCESS_REFUSED"),
-        ("guest:guest", "unknown:hunter2", "ACCESS_REFUSED"),
-        ("127.0.0.1", "bus.invalid", "bus.invalid"),
-        ("amqp://", "amqps://", "SSL"),
-        (f"{server.port}/", f"{server.port}/elsewhere", "vhost"),
+async def test_address_login_and_certificate_are_checked(server: Server, opened: Open, name: str) -> None:
+    secure = server.url(server.tls_port).replace("amqp:", "amqps:")
+    publisher = opened(url=f"{secure}?cafile={server.authority}", routing_key=name, declare=True)
+    assert named(await publisher.publish(events(3))) == ["Published"] * 3
+    for url, reason in (
+        (server.url().replace("guest:guest", "guest:hunter2"), "ACCESS_REFUSED"),
+        (server.url().replace("guest:guest", "unknown:hunter2"), "ACCESS_REFUSED"),
+        (server.url().replace("127.0.0.1", "bus.invalid"), "bus.invalid"),
+        (server.url().replace("amqp:", "amqps:"), "SSL"),
+        (f"{server.url()}elsewhere", "vhost"),
+        (secure, "CERTIFICATE_VERIFY_FAILED"),
     ):
-        outcomes = await opened(url=server.url().replace(old, new)).publish(events(2))
-        assert named(outcomes) == ["Failed"] * 2, new
-        assert reason in why(outcomes[0]), new
+        outcomes = await opened(url=url, routing_key=name).publish(events(2))
+        assert named(outcomes) == ["Failed"] * 2, url
+        assert reason in why(outcomes[0]), url
         assert "hunter2" not in why(outcomes[0])
 
 
-async def test_tls_is_used_and_the_certificate_checked(
-    server: Server, opened: Callable[..., Publisher], name: str, tmp_path: Path
-) -> None:
-    authority, trusted = trustme.CA(), tmp_path / "authority.pem"
-    authority.cert_pem.write_to_path(str(trusted))
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    gate = Gate(server.port, context)
-    await gate.open()
-    try:
-        url = f"amqps://guest:guest@127.0.0.1:{gate.port}/"
-        publisher = opened(url=f"{url}?cafile={trusted}", routing_key=name, declare=True)
-        assert named(await publisher.publish(events(3))) == ["Published"] * 3
-        await publisher.close()
-        outcomes = await opened(url=url, routing_key=name).publish(events(3))
-        assert named(outcomes) == ["Failed"] * 3
-        assert "CERTIFICATE_VERIFY_FAILED" in why(outcomes[0])
-    finally:
-        await gate.shut()
-
-
-async def test_event_that_is_too_large_is_found_among_the_others(
-    server: Server, opened: Callable[..., Publisher], name: str
-) -> None:
+async def test_event_that_is_too_large_is_found_among_the_others(server: Server, opened: Open, name: str) -> None:
     publisher = opened(routing_key=name, declare=True)
     batch = [*events(10), event(11, data_bytes=8000), *events(10, first=12)]
-    server.control("eval", "application:set_env(rabbit, max_message_size, 4000).")
+    await server.control("eval", "application:set_env(rabbit, max_message_size, 4000).")
     try:
         outcomes = await publisher.publish(batch)
     finally:
-        server.control("eval", f"application:set_env(rabbit, max_message_size, {rabbit_server.LARGEST}).")
+        await server.control("eval", f"application:set_env(rabbit, max_message_size, {LARGEST}).")
     assert named(outcomes) == ["Published"] * 10 + ["Refused"] + ["Published"] * 10
     assert "4000" in why(outcomes[10])
-    assert set(await ids_in(server, name)) == {each["id"] for each in batch if each["id"] != event(11)["id"]}
+    assert set(await ids_in(server, name)) == set(ids_of(batch)) - {event(11)["id"]}
