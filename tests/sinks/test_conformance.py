@@ -3,8 +3,7 @@
 import asyncio
 import itertools
 import json
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,9 @@ from typing import Any
 import pytest
 from cloudevents.core.formats.json import JSONFormat
 
-from bartleby.sinks.publisher import Outcome, Published, Publisher, Readable
+from bartleby.sinks.publisher import Published, Publisher, Readable
 from tests.kit.sinks import conformance
-from tests.kit.sinks.conformance import Sink, event, events, ids_of, named, publish_all, stored_ids, why
-
-
-async def bounded(publisher: Publisher, batch: Sequence[dict[str, Any]]) -> list[Outcome]:
-    """Publish, and insist that it is known soon after the timeout what became of it."""
-    begun = time.monotonic()
-    outcomes = await publisher.publish(batch)
-    assert time.monotonic() - begun < conformance.TIMEOUT + conformance.PATIENCE
-    assert len(outcomes) == len(batch)
-    return outcomes
+from tests.kit.sinks.conformance import Sink, bounded, event, events, ids_of, named, publish_all, stored_ids, why
 
 
 async def arrived_ids(sink: Sink) -> list[str]:

@@ -1,12 +1,9 @@
 """The webhook sink and HTTP byte for byte: odd, endless, repeated and missing answers, and connections that end."""
 
 import asyncio
-import contextlib
-import socket
 import ssl
-import struct
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +12,9 @@ from bartleby.sinks import http, open_publisher
 from bartleby.sinks.addresses import Policy, target
 from bartleby.sinks.http import Client, Unreachable
 from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher
-from tests.kit.sinks.conformance import event, events, named
+from tests.kit.sinks.conformance import event, events, ids_of, named, why
 from tests.kit.sinks.harness_webhook import SECRET
-from tests.kit.sinks.receiver import Receiver, Reply
+from tests.kit.sinks.receiver import Receiver, Reply, Request
 from tests.kit.sinks.servers import until
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -25,95 +22,19 @@ FINE = OK + b"Content-Length: 2\r\n\r\nok"
 MEGABYTES = 3 << 20
 
 
-@contextlib.asynccontextmanager
-async def serving(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[str]:
-    """A server for as long as it is needed; yields its URL."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                await serve(reader, writer)
-        finally:
-            tasks.discard(task)
-            writer.close()
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+def opened(url: str, **options: Any) -> Publisher:
+    return open_publisher("webhook", {"url": url, "secret": SECRET, "allow_private": True, **options}, 60.0)
 
 
-class Speaker:
-    """Answers the requests of each connection with these bytes in turn, then closes it."""
-
-    def __init__(self, said: Callable[[int], Sequence[bytes]], *, reset: bool = False) -> None:
-        self.said = said
-        self.reset = reset
-        self.heads: list[bytes] = []
-        self.connections = 0
-        self.sent = 0
-        self.early = 0
-        """bytes of a next request that came before the answer"""
-
-    @property
-    def ids(self) -> list[str]:
-        """The ids of the events that arrived, as often as they did."""
-        lines = [line for head in self.heads for line in head.decode("latin-1").split("\r\n")]
-        return [line.removeprefix("webhook-id: ") for line in lines if line.startswith("webhook-id: ")]
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
-        """Listen; yields the URL."""
-        async with serving(self._connected) as url:
-            yield url
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        for answer in self.said(self.connections):
-            await self._request(reader)
-            for at in range(0, len(answer), 65536):
-                writer.write(answer[at : at + 65536])
-                await writer.drain()
-                self.sent += len(answer[at : at + 65536])
-        if self.reset:
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-    async def _request(self, reader: asyncio.StreamReader) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = next(line for line in head.split(b"\r\n") if line.startswith(b"Content-Length: "))
-        await reader.readexactly(int(length[16:]))
-        self.heads.append(head)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0):
-                self.early += len(await reader.read(1))
-
-
-def always(answer: bytes) -> Speaker:
-    return Speaker(lambda _: [answer] * 1000)
-
-
-def once(answer: bytes) -> Speaker:
-    return Speaker(lambda _: [answer])
-
-
-def opened(url: str, timeout: float = 60.0, **options: Any) -> Publisher:
-    return open_publisher("webhook", {"url": url, "secret": SECRET, "allow_private": True, **options}, timeout)
-
-
-async def one_by_one(url: str, count: int, **options: Any) -> list[Outcome]:
-    """Publish so many, each alone."""
-    publisher = opened(url, concurrency=1, **options)
-    outcomes = [(await publisher.publish([event(number)]))[0] for number in range(1, count + 1)]
-    await publisher.close()
-    return outcomes
+async def one_by_one(
+    answer: Callable[[Request], Reply], count: int, *, reset: bool = False
+) -> tuple[list[Outcome], Receiver]:
+    """Publish so many, each alone; return the outcomes and the receiver, which is stopped."""
+    async with Receiver.running(answer, reset=reset) as receiver:
+        publisher = opened(receiver.url, concurrency=1)
+        outcomes = [(await publisher.publish([event(number)]))[0] for number in range(1, count + 1)]
+        await publisher.close()
+    return outcomes, receiver
 
 
 KEPT = [
@@ -139,12 +60,11 @@ DROPPED = [
 
 
 async def test_connection_is_kept_or_replaced_as_the_answer_says() -> None:
-    rows = [(speaker, answer, 1) for speaker, answer in ((always(each), each) for each in KEPT)]
-    rows += [(once(answer), answer, 3) for answer in DROPPED]
-    for speaker, answer, connections in rows:
-        async with speaker.running() as url:
-            assert named(await one_by_one(url, 3)) == ["Published"] * 3, answer[:60]
-        assert (speaker.connections, len(speaker.heads)) == (connections, 3), answer[:60]
+    rows = [*((Reply(raw=answer), 1) for answer in KEPT), *((Reply(raw=answer, last=True), 3) for answer in DROPPED)]
+    for reply, connections in rows:
+        outcomes, receiver = await one_by_one(lambda _, reply=reply: reply, 3)  # type: ignore[misc]
+        assert named(outcomes) == ["Published"] * 3, reply
+        assert (receiver.connections, len(receiver.requests)) == (connections, 3), reply
 
 
 MALFORMED = [
@@ -160,12 +80,11 @@ MALFORMED = [
 
 async def test_malformed_answer_is_a_failure_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
     for answer in MALFORMED:
-        speaker = Speaker(lambda _, answer=answer: [FINE, answer])  # type: ignore[misc]
-        async with speaker.running() as url:
-            _, outcome = await one_by_one(url, 2)
+        replies = iter([Reply(raw=FINE), Reply(raw=answer, last=True)])
+        (_, outcome), receiver = await one_by_one(lambda _, replies=replies: next(replies), 2)  # type: ignore[misc]
         assert isinstance(outcome, Failed), answer
         assert outcome.why.isprintable(), answer
-        assert len(speaker.heads) == 2, answer
+        assert len(receiver.requests) == 2, answer
     assert caplog.messages == []
 
 
@@ -184,9 +103,9 @@ BOMBS = [
 
 async def test_endless_answer_is_read_up_to_a_limit() -> None:
     for number, (answer, outcome) in enumerate(BOMBS):
-        speaker = always(answer * 10)
-        async with speaker.running() as url:
-            publisher = opened(url)
+        endless = Reply(raw=answer * 10)
+        async with Receiver.running(lambda _, reply=endless: reply) as receiver:  # type: ignore[misc]
+            publisher = opened(receiver.url)
             tracemalloc.start()
             before, _ = tracemalloc.get_traced_memory()
             assert named(await publisher.publish([event(1)])) == [outcome], number
@@ -194,139 +113,103 @@ async def test_endless_answer_is_read_up_to_a_limit() -> None:
             tracemalloc.stop()
             await publisher.close()
         assert peak - before < 1 << 20, number
-        assert speaker.sent < 10 << 20, number  # as much as the buffers of the kernel hold
+        assert receiver.sent < 10 << 20, number  # as much as the buffers of the kernel hold
 
 
-async def test_connection_that_was_closed_while_idle_is_replaced() -> None:
+async def test_connection_that_was_closed_or_idle_for_long_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     for reset in (False, True):
-        speaker = once(FINE)
-        speaker.reset = reset
-        async with speaker.running() as url:
-            assert await one_by_one(url, 20) == [Published("200")] * 20
-        assert speaker.ids == [each["id"] for each in events(20)]
+        outcomes, receiver = await one_by_one(lambda _: Reply(last=True), 20, reset=reset)
+        assert outcomes == [Published("200")] * 20
+        assert receiver.ids == ids_of(events(20))
+    monkeypatch.setattr(http, "_IDLE_SECONDS", -1.0)
+    outcomes, receiver = await one_by_one(lambda _: Reply(), 3)
+    assert (outcomes, receiver.connections) == ([Published("200")] * 3, 3)
 
 
 async def test_request_on_a_connection_that_was_closed_is_repeated_once_with_its_id() -> None:
-    for later, expected in ((FINE, "Published"), (b"", "Failed")):
-        speaker = Speaker(lambda number, later=later: [FINE, b""] if number == 1 else [later])  # type: ignore[misc]
-        async with speaker.running() as url:
-            first, second = await one_by_one(url, 2)
-        assert named([first, second]) == ["Published", expected]
-        assert "disconnected" in getattr(second, "why", "disconnected")
-        assert speaker.ids == [event(1)["id"], event(2)["id"], event(2)["id"]]
+    for later, expected in ((Reply(), "Published"), (Reply(raw=b"", last=True), "Failed")):
+        replies = iter([Reply(), Reply(raw=b"", last=True), later])
+        outcomes, receiver = await one_by_one(lambda _, replies=replies: next(replies), 2)  # type: ignore[misc]
+        assert named(outcomes) == ["Published", expected]
+        assert expected == "Published" or "disconnected" in why(outcomes[1])
+        assert receiver.ids == [event(1)["id"], event(2)["id"], event(2)["id"]]
 
 
 async def test_bytes_after_an_answer_answer_no_other_request() -> None:
     for surplus in (FINE, b"garbage", b"HTTP/1.1 500 No\r\n"):
-        speaker = always(FINE + surplus)
-        async with speaker.running() as url:
-            assert await one_by_one(url, 5) == [Published("200")] * 5, surplus
-        assert speaker.ids == [each["id"] for each in events(5)], surplus
+        reply = Reply(raw=FINE + surplus)
+        outcomes, receiver = await one_by_one(lambda _, reply=reply: reply, 5)  # type: ignore[misc]
+        assert outcomes == [Published("200")] * 5, surplus
+        assert receiver.ids == ids_of(events(5)), surplus
 
 
 async def test_connection_has_one_request_at_a_time_and_keeps_no_cookie() -> None:
-    speaker = always(OK + b"Set-Cookie: a=b\r\nContent-Length: 2\r\n\r\nok")
-    async with speaker.running() as url:
-        publisher = opened(url, concurrency=2)
+    async with Receiver.running(lambda _: Reply(headers={"Set-Cookie": "a=b"})) as receiver:
+        publisher = opened(receiver.url, concurrency=2)
         assert named(await publisher.publish(events(100))) == ["Published"] * 100
         await publisher.close()
-    assert (speaker.early, speaker.connections) == (0, 2)
-    assert not [head for head in speaker.heads if b"cookie" in head.lower()]
+    assert (receiver.early, receiver.connections) == (0, 2)
+    assert not [each for each in receiver.requests if "cookie" in each.headers]
 
 
 async def test_answer_before_the_end_of_the_request_is_read_and_the_connection_closed() -> None:
-    heard = 0
+    heard: list[asyncio.StreamWriter] = []
 
     async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal heard
-        heard += 1
+        heard.append(writer)
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
-        await asyncio.Event().wait()
 
-    async with serving(hasty) as url:
-        publisher = opened(url, concurrency=1)
-        large = [event(number, data_bytes=12 << 20) for number in (1, 2)]
-        assert named(await publisher.publish(large)) == ["Refused"] * 2
-        await publisher.close()
-    assert heard == 2
-
-
-async def test_cancelled_requests_leave_no_socket() -> None:
-    asked = left = 0
-
-    async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-        nonlocal asked, left
-        await reader.readuntil(b"\r\n\r\n")
-        asked += 1
-        try:
-            await reader.read()
-        finally:
-            left += 1
-
-    async def all_asked() -> bool:
-        return asked == 8
-
-    async def all_left() -> bool:
-        return left == 8
-
-    async with serving(silent) as url:
-        publisher = opened(url)
-        publishing = asyncio.create_task(publisher.publish(events(20)))
-        await until(all_asked)
-        publishing.cancel()
-        await asyncio.wait([publishing])
-        await until(all_left)  # without close()
-        assert (publishing.cancelled(), asked) == (True, 8)
+    server = await asyncio.start_server(hasty, "127.0.0.1", 0)
+    publisher = opened(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", concurrency=1)
+    large = [event(number, data_bytes=12 << 20) for number in (1, 2)]
+    assert named(await publisher.publish(large)) == ["Refused"] * 2
+    await publisher.close()
+    server.close()
+    assert len(heard) == 2
+    for writer in heard:
+        writer.close()
 
 
-async def test_closed_publisher_leaves_no_socket() -> None:
+async def test_cancelled_requests_and_closed_publishers_leave_no_socket() -> None:
     answered = asyncio.Event()
     async with Receiver.running(lambda _: Reply(wait=answered)) as receiver:
-
-        async def asked() -> bool:
-            return len(receiver.requests) == 3
-
-        async def left() -> bool:
-            return receiver.connected == 0
-
         publisher = opened(receiver.url)
+        publishing = asyncio.create_task(publisher.publish(events(20)))
+        await until(lambda: len(receiver.requests) == 8)
+        publishing.cancel()
+        await asyncio.wait([publishing])
+        answered.set()
+        await until(lambda: receiver.connected == 0)  # without close()
+        assert (publishing.cancelled(), len(receiver.requests)) == (True, 8)
+        answered.clear()
         publishing = asyncio.create_task(publisher.publish(events(3)))
-        await until(asked)
+        await until(lambda: len(receiver.requests) == 11)
         await publisher.close()
         answered.set()
         assert await publishing == [Published("200")] * 3
-        await until(left)
+        await until(lambda: receiver.connected == 0)
         await publisher.publish(events(20))
         assert receiver.connected > 0
         await publisher.close()
-        await until(left)
+        await until(lambda: receiver.connected == 0)
 
 
 async def test_headers_before_and_after_the_answer_are_ignored() -> None:
     before = b"HTTP/1.1 103 Early Hints\r\nRetry-After: 1\r\n\r\n"
     after = b"Transfer-Encoding: chunked\r\n\r\n0\r\nRetry-After: 2\r\n\r\n"
-    async with always(before + b"HTTP/1.1 503 Busy\r\n" + after).running() as url:
-        assert [getattr(each, "retry_after", 0) for each in await one_by_one(url, 2)] == [None, None]
-
-
-async def test_connection_that_was_idle_for_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_IDLE_SECONDS", -1.0)
-    speaker = always(FINE)
-    async with speaker.running() as url:
-        assert await one_by_one(url, 3) == [Published("200")] * 3
-    assert speaker.connections == 3
+    outcomes, _ = await one_by_one(lambda _: Reply(raw=before + b"HTTP/1.1 503 Busy\r\n" + after), 2)
+    assert [getattr(each, "retry_after", 0) for each in outcomes] == [None, None]
 
 
 async def test_header_with_a_line_break_is_refused() -> None:
-    speaker = always(FINE)
-    async with speaker.running() as url:
+    async with Receiver.running() as receiver:
         policy = Policy(private=True)
         trusted = ssl.create_default_context()
-        client = Client(target(url, policy), policy, 60.0, connections=1, trusted=trusted)
+        client = Client(target(receiver.url, policy), policy, 60.0, connections=1, trusted=trusted)
         for value in ("a\r\nX-Two: b", "a\nb", "a\x00b", "\r"):
             with pytest.raises(Unreachable, match="header"):
                 await client.post({"X-One": value}, b"{}")
         assert (await client.post({"X-One": "a b"}, b"{}")).status == 200
         await client.close()
-    assert [b"\r\nX-One: a b\r\n" in head for head in speaker.heads] == [True]
+    assert [each.headers["x-one"] for each in receiver.requests] == ["a b"]

@@ -157,6 +157,15 @@ def ids_of(batch: Sequence[dict[str, Any]]) -> list[str]:
     return [each["id"] for each in batch]
 
 
+async def bounded(publisher: Publisher, batch: Sequence[dict[str, Any]]) -> list[Outcome]:
+    """Publish, and insist that it is known soon after the timeout what became of it."""
+    begun = time.monotonic()
+    outcomes = await publisher.publish(batch)
+    assert time.monotonic() - begun < TIMEOUT + PATIENCE
+    assert len(outcomes) == len(batch)
+    return outcomes
+
+
 async def publish_all(publisher: Publisher, batch: Sequence[dict[str, Any]]) -> None:
     """Publish as the relay does: what failed once more, until nothing is left. This may take long, it is answered."""
     deadline = time.monotonic() + 60

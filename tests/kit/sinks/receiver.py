@@ -9,7 +9,9 @@ import base64
 import contextlib
 import itertools
 import json
+import socket
 import ssl
+import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ LARGEST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What arrived."""
+    """What arrived, on which of the connections."""
 
     path: str
     headers: Mapping[str, str]
@@ -36,24 +38,40 @@ class Reply:
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b"ok"
+    raw: bytes | None = None
+    """sent instead of all that"""
     pause: float = 0
-    """before each byte of the body, or of everything if `slow_head`"""
-    slow_head: bool = False
-    cut: bool = False
-    """nothing is answered, and the connection is closed"""
+    """before each byte"""
     wait: asyncio.Event | None = None
-    """nothing is answered before this"""
+    """nothing is sent before this"""
     body_wait: asyncio.Event | None = None
     """the body is not sent before this"""
+    last: bool = False
+    """the connection is closed then"""
+
+    def parts(self) -> tuple[bytes, bytes]:
+        """Return the head and the body."""
+        if self.raw is not None:
+            return self.raw, b""
+        headers = {"Content-Length": str(len(self.body)), **self.headers}
+        lines = [f"HTTP/1.1 {self.status} Whatever", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        return "\r\n".join(lines).encode("latin-1"), self.body
 
 
 class Receiver:
-    """Listens on a loopback port, remembers requests and answers each by `answer`."""
+    """Listens on a loopback port, remembers requests and answers each by `answer`.
 
-    def __init__(self, answer: Callable[[Request], Reply] | None = None, *, port: int = 0) -> None:
+    With `reset` it resets connections instead of closing them.
+    """
+
+    def __init__(self, answer: Callable[[Request], Reply] | None = None, *, port: int = 0, reset: bool = False) -> None:
         self.answer = answer or (lambda _: Reply())
         self.requests: list[Request] = []
         self.port = port
+        self.sent = 0
+        self.early = 0
+        """bytes of a next request that came before the answer"""
+        self._reset = reset
         self._connections = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -61,10 +79,14 @@ class Receiver:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(
-        cls, answer: Callable[[Request], Reply] | None = None, context: ssl.SSLContext | None = None
+        cls,
+        answer: Callable[[Request], Reply] | None = None,
+        context: ssl.SSLContext | None = None,
+        *,
+        reset: bool = False,
     ) -> AsyncIterator[Self]:
         """A receiver for as long as it is needed."""
-        receiver = cls(answer)
+        receiver = cls(answer, reset=reset)
         await receiver.start(context)
         try:
             yield receiver
@@ -86,6 +108,11 @@ class Receiver:
         """How many connections are open."""
         return len(self._tasks)
 
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the events that arrived by webhook, as often as they did."""
+        return [each.headers["webhook-id"] for each in self.requests]
+
     async def start(self, context: ssl.SSLContext | None = None) -> None:
         """Listen, on the same port each time."""
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, ssl=context)
@@ -105,43 +132,34 @@ class Receiver:
         self._tasks.add(task)
         number = next(self._connections)
         try:
-            with contextlib.suppress(
-                ConnectionError, asyncio.IncompleteReadError, ssl.SSLError, asyncio.CancelledError
-            ):
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while await self._exchange(reader, writer, number):
                     pass
         finally:
             self._tasks.discard(task)
+            if self._reset:
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
-        request = Request(head[0].split(" ")[1], headers, body, number)
-        self.requests.append(request)
-        reply = self.answer(request)
-        if reply.wait is not None:
-            await reply.wait.wait()
-        if reply.cut:
-            return False
-        await self._send(writer, reply)
-        return True
-
-    async def _send(self, writer: asyncio.StreamWriter, reply: Reply) -> None:
-        headers = {"Content-Length": str(len(reply.body)), **reply.headers}
-        lines = [f"HTTP/1.1 {reply.status} Whatever", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
-        await self._write(writer, "\r\n".join(lines).encode("latin-1"), reply.pause if reply.slow_head else 0)
-        if reply.body_wait is not None:
-            await reply.body_wait.wait()
-        await self._write(writer, reply.body, reply.pause)
-
-    async def _write(self, writer: asyncio.StreamWriter, content: bytes, pause: float) -> None:
-        pieces = [content[at : at + 1] for at in range(len(content))] if pause else [content]
-        for piece in pieces:
-            await asyncio.sleep(pause)
-            writer.write(piece)
-            await writer.drain()
+        self.requests.append(Request(head[0].split(" ")[1], headers, body, number))
+        reply = self.answer(self.requests[-1])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                self.early += len(await reader.read(1))
+        for wait, content in zip((reply.wait, reply.body_wait), reply.parts(), strict=True):
+            if wait is not None:
+                await wait.wait()
+            size = 1 if reply.pause else 65536
+            for at in range(0, len(content), size):
+                await asyncio.sleep(reply.pause)
+                writer.write(content[at : at + size])
+                await writer.drain()
+                self.sent += size
+        return not reply.last
 
 
 async def _serve(port: int, file: Path) -> None:

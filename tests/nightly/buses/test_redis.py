@@ -52,7 +52,7 @@ async def test_entry_has_a_number_and_the_stream_a_key_and_a_length(sink: Harnes
 async def test_server_that_takes_nothing_is_waited_for(sink: Harness, publisher: Publisher) -> None:
     troubles = [
         (f"SET {STREAM} hello", f"the key {STREAM} holds something that is no stream", f"DEL {STREAM}"),
-        ("CONFIG SET maxmemory-policy noeviction maxmemory 100kb", "maxmemory", "CONFIG SET maxmemory 0"),
+        ("CONFIG SET maxmemory 100kb", "maxmemory", "CONFIG SET maxmemory 0"),
         (f"REPLICAOF 127.0.0.1 {free_port()}", "read only replica", "REPLICAOF NO ONE"),
     ]
     for number, (begin, reason, end) in enumerate(troubles):

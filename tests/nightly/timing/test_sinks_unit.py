@@ -124,7 +124,7 @@ async def test_timeout_that_races_with_the_end_of_a_handler_hits_no_other_messag
 
 
 async def test_each_answer_of_a_webhook_has_the_whole_timeout() -> None:
-    async with Receiver.running(lambda _: Reply(slow_head=True, pause=0.01)) as receiver:
+    async with Receiver.running(lambda _: Reply(pause=0.01)) as receiver:
         options = {"url": receiver.url, "secret": SECRET, "allow_private": True, "concurrency": 1}
         publisher = open_publisher("webhook", options, 2.0)
         assert named(await publisher.publish(events(8))) == ["Published"] * 8
