@@ -35,35 +35,28 @@ async def sent(about: dict[str, Any], **options: Any) -> tuple[Request, list[dic
     return request, [json.loads(line) for line in request.body.splitlines()]
 
 
-async def answered(reply: Reply) -> Outcome:
-    async with Receiver.running(lambda _: reply) as receiver:
-        publisher = opened(receiver)
-        (outcome,) = await publisher.publish([event(1)])
-        await publisher.close()
-        return outcome
-
-
 async def test_letter_is_an_envelope_with_one_event() -> None:
     facts = {"worker_version": "2.4.1", "worker": "host-1", "handler": "shop.fulfil"}
     letter = of_type("dead_letter.created", **facts, link="https://ops.example/letters/1")
     request, (head, item, document) = await sent(letter, environment="production")
     assert request.path == "/api/42/envelope/"
     assert request.headers["content-type"] == "application/x-sentry-envelope"
-    assert "sentry_key=abc123" in request.headers["x-sentry-auth"]
-    assert "sentry_version=7" in request.headers["x-sentry-auth"]
-    assert item["type"] == "event"
-    assert item["length"] == len(request.body.splitlines()[2])
+    for part in ("sentry_key=abc123", "sentry_version=7"):
+        assert part in request.headers["x-sentry-auth"]
+    assert (item["type"], item["length"]) == ("event", len(request.body.splitlines()[2]))
     assert head["event_id"] == document["event_id"] == sentry_id(letter["id"])
-    assert document["fingerprint"] == ["0123456789abcdef"]
-    assert document["environment"] == "production"
-    assert document["release"] == "2.4.1"
-    assert document["level"] == "error"
-    assert document["timestamp"] == letter["time"]
-    (exception,) = document["exception"]["values"]
-    assert (exception["type"], exception["value"]) == (letter["data"]["error_type"], letter["data"]["error"])
-    tags = document["tags"]
-    assert tags["handler"] == document["transaction"] == "shop.fulfil"
-    assert (tags["queue"], tags["attempts"], tags["message_id"], tags["reason"]) == ("orders", "5", "1", "exhausted")
+    expected = {
+        "fingerprint": ["0123456789abcdef"],
+        "environment": "production",
+        "release": "2.4.1",
+        "level": "error",
+        "timestamp": letter["time"],
+        "transaction": "shop.fulfil",
+        "exception": {"values": [{"type": letter["data"]["error_type"], "value": letter["data"]["error"]}]},
+    }
+    assert document.items() >= expected.items()
+    facts = {"handler": "shop.fulfil", "queue": "orders", "attempts": "5", "message_id": "1", "reason": "exhausted"}
+    assert document["tags"].items() >= facts.items()
     assert document["extra"]["link"] == "https://ops.example/letters/1"
 
 
@@ -110,25 +103,30 @@ async def test_only_errors_are_sent() -> None:
 
 
 async def test_answer_decides_the_outcome() -> None:
-    statuses = {200: Published, 400: Refused, 413: Refused, 401: Failed, 403: Failed, 404: Failed, 500: Failed}
-    for status, kind in statuses.items():
-        assert type(await answered(Reply(status, body=b'{"detail":"why"}'))) is kind, status
-    limits: list[tuple[dict[str, str], float]] = [
+    limits = "X-Sentry-Rate-Limits"
+    rows: list[tuple[Reply, Outcome | type[Outcome]]] = [
+        (Reply(200), Published),
+        *((Reply(status), Refused) for status in (400, 413)),
+        *((Reply(status), Failed) for status in (401, 403, 404, 500)),
+    ]
+    waits: list[tuple[dict[str, str], float]] = [
         ({}, 60),
         ({"Retry-After": "12"}, 12),
         ({"Retry-After": "100000"}, 300),
-        ({"X-Sentry-Rate-Limits": "30:error:organization:quota"}, 30),
-        ({"X-Sentry-Rate-Limits": "30::organization"}, 30),
-        ({"X-Sentry-Rate-Limits": "5:transaction:key, 45:default;error:organization", "Retry-After": "9"}, 45),
-        ({"X-Sentry-Rate-Limits": "nonsense", "Retry-After": "9"}, 60),
+        ({limits: "30:error:organization:quota"}, 30),
+        ({limits: "30::organization"}, 30),
+        ({limits: "5:transaction:key, 45:default;error:organization", "Retry-After": "9"}, 45),
+        ({limits: "nonsense", "Retry-After": "9"}, 60),
     ]
-    for headers, expected in limits:
-        outcome = await answered(Reply(429, headers=headers))
-        assert isinstance(outcome, Failed), headers
-        assert outcome.retry_after == expected, headers
+    rows += [(Reply(429, headers=headers), Failed("answered 429 Too Many Requests: ok", w)) for headers, w in waits]
+    for reply, expected in rows:
+        async with Receiver.running(lambda _, reply=reply: reply) as receiver:  # type: ignore[misc]
+            publisher = opened(receiver)
+            (outcome,) = await publisher.publish([event(1)])
+            await publisher.close()
+        assert (type(outcome) if isinstance(expected, type) else outcome) == expected, reply
     for value in ("60:transaction:organization", "60:session;attachment:key", "", ":", "x:error:y", "60"):
-        expected = 60 if value == "60" else 0
-        assert limited(Answer(200, {"x-sentry-rate-limits": value}, "")) == expected, value
+        assert limited(Answer(200, {limits.lower(): value}, "")) == (60 if value == "60" else 0), value
 
 
 async def test_limit_sent_with_success_holds_for_the_next_call() -> None:
