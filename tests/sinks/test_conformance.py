@@ -5,15 +5,18 @@ import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cloudevents.core.formats.json import JSONFormat
 
+from bartleby.errors import BartlebyError
 from bartleby.sinks.publisher import Published, Publisher, Readable
 from tests.kit.sinks import conformance
 from tests.kit.sinks.conformance import Sink, bounded, event, events, ids_of, named, publish_all, stored_ids, why
+from tests.kit.sinks.servers import until
 
 
 async def arrived_ids(sink: Sink) -> list[str]:
@@ -65,6 +68,7 @@ class Conformance:
         assert len(keys) == len({key for _, key in keys}) == 1000, "one key for each event"
         if isinstance(publisher, Readable):
             assert set(await stored_ids(publisher)) == set(ids_of(batch))
+            assert await stored_ids(publisher, datetime.now(UTC) + timedelta(days=1)) == []
         body = next(each.body for each in arrivals if each.id == event(7)["id"])
         if body is not None:  # Sentry has a format of its own
             assert json.loads(body) == event(7)
@@ -83,10 +87,14 @@ class Conformance:
             outcomes = await bounded(publisher, events(10, first=101))
             assert set(named(outcomes)) == {"Failed"}
             assert all(map(why, outcomes)), "a failure has a reason"
-        await publisher.close()
+        if isinstance(publisher, Readable) and sink.kind != "log":
+            with pytest.raises(BartlebyError, match=r"cannot be read|Kafka at"):
+                await stored_ids(publisher)
         await sink.start()
-        await publish_all(publisher, events(10, first=101))
-        assert set(await arrived_ids(sink)) == set(ids_of(events(110)))
+        await publish_all(publisher, events(10, first=111))
+        found = set(ids_of(events(100))) | set(ids_of(events(10, first=111)))
+        assert set(await arrived_ids(sink)) == found, "what failed is not sent later"
+        await publisher.close()
 
     async def test_killed_server_has_what_it_confirmed(self, sink: Sink, publisher: Publisher) -> None:
         requires(sink, "kill")
@@ -131,9 +139,15 @@ class Conformance:
         try:
             for each, batch in ((publisher, events(20, first=2)), (fresh, events(20, first=2)), (publisher, large)):
                 assert set(named(await bounded(each, batch))) == {"Failed"}
+            if isinstance(publisher, Readable):
+                with pytest.raises(BartlebyError, match=r"cannot be read|Kafka at"):
+                    await asyncio.wait_for(stored_ids(publisher), conformance.PATIENCE)
             publishing = asyncio.create_task(publisher.publish(events(10, first=2)))
-            await asyncio.wait([publishing], timeout=conformance.TIMEOUT / 4)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not publishing.done(), "the event loop runs meanwhile"
             await asyncio.wait_for(cancel(publishing), conformance.PATIENCE)
+            await asyncio.wait_for(fresh.close(), conformance.PATIENCE)
         finally:
             await sink.wake()
         for each in (publisher, fresh):
@@ -152,12 +166,16 @@ class Conformance:
         await publish_all(publisher, events(10, first=100_000))
         assert [each for each in await arrived_ids(sink) if each in last] == last
 
-    async def test_closed_publisher_can_be_used_again(self, sink: Sink, publisher: Publisher) -> None:
+    async def test_closed_publisher_leaves_no_task_and_can_be_used_again(
+        self, sink: Sink, publisher: Publisher
+    ) -> None:
+        before = asyncio.all_tasks()
         await sink.start()
         for number in (1, 2):
             await publisher.close()
             await publish_all(publisher, [event(number)])
             await publisher.close()
+            await until(lambda: asyncio.all_tasks() <= before)
         assert set(await arrived_ids(sink)) == set(ids_of(events(2)))
 
     async def test_event_that_is_too_large_is_refused_alone(self, sink: Sink) -> None:

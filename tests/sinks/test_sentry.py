@@ -64,17 +64,14 @@ def test_event_has_an_id_release_and_level_without_payload() -> None:
     first, second = sentry_id("0a1b2c3d.1.1"), sentry_id("0a1b2c3d.1.2")
     assert first == sentry_id("0a1b2c3d.1.1") != second
     assert (len(first), set(first) <= set("0123456789abcdef")) == (32, True)
-    newer = of_type("dead_letter.created", worker_version="2.4.1")
-    assert sentry_event(newer, None, "shop@7")["release"] == "shop@7"
+    full = of_type("dead_letter.created", payload="4111", headers={"token": "4111"}, key="4111", worker_version="2.4.1")
+    document = sentry_event(full, None, "shop@7")
+    assert (document["release"], "4111" in json.dumps(document)) == ("shop@7", False)
     crashed = {**event(1), "data": {"message_id": 1, "queue": "orders", "reason": "crashed"}}
     document = sentry_event(crashed, None, None)
     assert (document["level"], document["fingerprint"]) == ("fatal", ["orders/crashed"])
-    assert document["exception"]["values"][0]["type"] == "crashed"
-    assert "release" not in document
+    assert (document["exception"]["values"][0]["type"], "release" in document) == ("crashed", False)
     assert sentry_event({"id": "x", "type": "io.bartleby.group.opened"}, None, None)["event_id"]
-    full = of_type("dead_letter.created", payload={"card": "4111"}, headers={"token": "4222"}, key="4333")
-    for hidden in ("4111", "4222", "4333"):
-        assert hidden not in json.dumps(sentry_event(full, None, None))
 
 
 async def test_test_event_is_an_issue_of_its_own_and_not_an_error() -> None:
@@ -82,10 +79,7 @@ async def test_test_event_is_an_issue_of_its_own_and_not_an_error() -> None:
     _, (_, _, document) = await sent(tested, release="shop@7")
     assert (document["level"], document["fingerprint"]) == ("info", ["bartleby/sink.test/errors"])
     assert document["logentry"]["formatted"] == "this is a test of sink errors, nothing has happened"
-    assert "exception" not in document
-    assert (document["release"], document.get("environment")) == ("shop@7", None)
-    publisher = open_publisher("sentry", {"dsn": "http://abc@127.0.0.1:1/42", "allow_private": True}, 1.0)
-    assert named(await publisher.publish([tested])) == ["Failed"]
+    assert (document["release"], "exception" in document, "environment" in document) == ("shop@7", False, False)
 
 
 async def test_only_errors_are_sent() -> None:

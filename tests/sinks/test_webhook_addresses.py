@@ -14,8 +14,8 @@ from bartleby.sinks import open_publisher
 from bartleby.sinks.addresses import Policy, networks, target
 from bartleby.sinks.http import Client, Unreachable
 from bartleby.sinks.network import Dial, Resolve, Stream, dialled, resolved
-from bartleby.sinks.publisher import Failed, Published
-from tests.kit.sinks.conformance import event
+from bartleby.sinks.publisher import Outcome, Published
+from tests.kit.sinks.conformance import event, why
 from tests.kit.sinks.harness_webhook import SECRET
 from tests.kit.sinks.receiver import Receiver
 from tests.kit.sinks.servers import until
@@ -80,12 +80,10 @@ def test_urls_are_accepted_or_refused_when_the_sink_is_opened() -> None:
 
 
 def test_refused_private_address_has_a_hint_how_to_allow_it() -> None:
-    with pytest.raises(InvalidSettings, match="is a loopback address") as refused:
-        open_publisher("webhook", {"url": "https://127.0.0.1/hook", "secret": SECRET}, 1.0)
-    assert "allow_private=true" in (refused.value.hint or "")
-    with pytest.raises(InvalidSettings, match="without a fragment") as refused:
-        open_publisher("webhook", {"url": "https://example.com/#x", "secret": SECRET}, 1.0)
-    assert refused.value.hint is None
+    for url, reason, hint in (("https://127.0.0.1/", "loopback", True), ("https://example.com/#x", "fragment", False)):
+        with pytest.raises(InvalidSettings, match=reason) as refused:
+            open_publisher("webhook", {"url": url, "secret": SECRET}, 1.0)
+        assert ("allow_private=true" in (refused.value.hint or "")) is hint
 
 
 def test_allow_private_and_allow_http_allow_what_they_name() -> None:
@@ -119,25 +117,19 @@ def test_allow_private_and_allow_http_allow_what_they_name() -> None:
 
 
 class Names:
-    """A resolver that gives these answers in turn, and counts its calls."""
+    """A resolver that gives these answers in turn, and a network without servers; counts what was asked of both."""
 
     def __init__(self, *answers: Sequence[str]) -> None:
         self.answers = list(answers)
         self.asked = 0
+        self.dialled: list[str] = []
 
     async def __call__(self, _host: str, _port: int) -> list[str]:
         answer = self.answers[min(self.asked, len(self.answers) - 1)]
         self.asked += 1
         return list(answer)
 
-
-class Wire:
-    """A network without servers that records which addresses were dialled."""
-
-    def __init__(self) -> None:
-        self.dialled: list[str] = []
-
-    async def __call__(self, address: str, _port: int) -> Stream:
+    async def dial(self, address: str, _port: int) -> Stream:
         self.dialled.append(address)
         raise ConnectionRefusedError(errno.ECONNREFUSED, "no listener")
 
@@ -159,22 +151,20 @@ async def test_name_that_resolves_to_a_private_address_is_not_connected_to() -> 
         ["127.0.0.1"], ["::1"], ["10.0.0.1"], [METADATA], [f"::ffff:{METADATA}"], ["0.0.0.0"], ["fe80::1%lo"],  # noqa: S104 - refused
         [PUBLIC, "127.0.0.1"], ["127.0.0.1", PUBLIC], ["2606:2800:21f::1", "64:ff9b::7f00:1"],
     ):  # fmt: skip
-        wire = Wire()
-        client = made("https://innocent.example/", Policy(), Names(addresses), wire)
+        names = Names(addresses)
+        client = made("https://innocent.example/", Policy(), names, names.dial)
         assert "which allow_private does not allow" in await reason_of(client), addresses
-        assert wire.dialled == [], addresses
+        assert names.dialled == [], addresses
     client = made("https://empty.example/", Policy(), Names([]))
     assert "has no address" in await reason_of(client)
 
 
 async def test_checked_address_is_the_one_that_is_dialled() -> None:
     names = Names([PUBLIC], ["127.0.0.1"])
-    wire = Wire()
-    client = made("https://rebinding.example/", Policy(), names, wire)
-    assert "no listener" in await reason_of(client)
-    assert (names.asked, wire.dialled) == (1, [PUBLIC])
-    assert "loopback" in await reason_of(client)
-    assert (names.asked, wire.dialled) == (2, [PUBLIC])
+    client = made("https://rebinding.example/", Policy(), names, names.dial)
+    for asked, reason in ((1, "no listener"), (2, "loopback")):
+        assert reason in await reason_of(client)
+        assert (names.asked, names.dialled) == (asked, [PUBLIC])
 
 
 async def test_name_is_resolved_and_checked_for_each_connection() -> None:
@@ -205,17 +195,20 @@ async def test_connection_to_another_address_is_closed() -> None:
         return stream
 
     async with Receiver.running() as receiver:
-
-        async def closed() -> bool:
-            return receiver.connected == 0
-
         url = f"http://straight.example:{receiver.port}/"
         client = made(url, Policy(http=True), Names([PUBLIC]), redirected)
         assert "127.0.0.1 is a loopback address" in await reason_of(client)
         client = made(f"http://127.0.0.1:{receiver.port}/", Policy(private=True), Names(["127.0.0.1"]), lost)
         assert "disconnected" in await reason_of(client)
-        await until(closed)
+        await until(lambda: receiver.connected == 0)
         assert receiver.requests == []
+
+
+async def outcome(url: str, **options: Any) -> Outcome:
+    publisher = open_publisher("webhook", {"url": url, "secret": SECRET, **options}, 30.0)
+    (outcome,) = await publisher.publish([event(1)])
+    await publisher.close()
+    return outcome
 
 
 async def test_name_that_does_not_resolve_is_a_failure() -> None:
@@ -225,35 +218,17 @@ async def test_name_that_does_not_resolve_is_a_failure() -> None:
 
     client = made("https://slow.example/", Policy(), hanging, timeout=0.2)
     assert "did not answer within 0.2 s" in await reason_of(client)
-    publisher = open_publisher("webhook", {"url": "https://no.such.name.invalid/", "secret": SECRET}, 30.0)
-    (outcome,) = await publisher.publish([event(1)])
-    await publisher.close()
-    assert isinstance(outcome, Failed)
-    assert "does not resolve" in outcome.why
+    assert "does not resolve" in why(await outcome("https://no.such.name.invalid/"))
 
 
-async def test_localhost_is_resolved_and_checked() -> None:
-    async with Receiver.running() as receiver:
-        for name in ("localhost", "LOCALHOST"):
-            options = {"url": f"https://{name}:{receiver.port}/", "secret": SECRET}
-            publisher = open_publisher("webhook", options, 30.0)
-            (outcome,) = await publisher.publish([event(1)])
-            await publisher.close()
-            assert isinstance(outcome, Failed), name
-            assert "loopback address" in outcome.why, name
-        local = {"url": f"http://localhost:{receiver.port}/", "allow_private": ["127.0.0.0/8", "::1"]}
-        allowed = open_publisher("webhook", {**local, "secret": SECRET}, 30.0)
-        assert await allowed.publish([event(1)]) == [Published("200")]
-        await allowed.close()
-    assert await resolved("127.0.0.1", 80) == ["127.0.0.1"]
-
-
-async def test_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_localhost_is_resolved_and_checked_and_no_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{unused.getsockname()[1]}")
         async with Receiver.running() as receiver:
-            publisher = open_publisher("webhook", {"url": receiver.url, "secret": SECRET, "allow_private": True}, 30.0)
-            assert await publisher.publish([event(1)]) == [Published("200")]
-            await publisher.close()
+            for name in ("localhost", "LOCALHOST"):
+                assert "loopback address" in why(await outcome(f"https://{name}:{receiver.port}/")), name
+            local = f"http://localhost:{receiver.port}/"
+            assert await outcome(local, allow_private=["127.0.0.0/8", "::1"]) == Published("200")
+    assert await resolved("127.0.0.1", 80) == ["127.0.0.1"]

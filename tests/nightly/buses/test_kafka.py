@@ -7,13 +7,11 @@ keeps what it confirmed when a broker dies, nor how it handles TLS, SASL, access
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Producer
 
-from bartleby.errors import BartlebyError
 from bartleby.sinks import open_publisher
 from bartleby.sinks.kafka import KafkaPublisher
 from bartleby.sinks.publisher import Outcome, Published, Publisher
@@ -122,22 +120,6 @@ async def test_producer_with_a_fatal_error_is_replaced(cluster: Cluster, opened:
     assert named(await publisher.publish(events(2))) == ["Published"] * 2
 
 
-async def test_event_loop_runs_while_the_cluster_does_not_answer(cluster: Cluster, opened: Open) -> None:
-    publisher = opened(cluster.topic(), TIMEOUT)
-    await publish_all(publisher, [event(1)])
-    cluster.freeze()
-    turns = 0
-    try:
-        publishing = asyncio.create_task(publisher.publish(events(10)))
-        while not publishing.done():
-            await asyncio.sleep(0.01)
-            turns += 1
-    finally:
-        cluster.thaw()
-    assert set(named(await publishing)) == {"Failed"}
-    assert turns > 5
-
-
 async def test_ids_are_read_from_all_topics_of_the_name(cluster: Cluster, opened: Open) -> None:
     topic = cluster.topic()
     publisher = opened(topic)
@@ -150,25 +132,14 @@ async def test_ids_are_read_from_all_topics_of_the_name(cluster: Cluster, opened
     await publisher.publish(events(1))
     found = await stored_ids(publisher)
     assert (len(found), set(found)) == (1201, set(ids_of(events(1200))))
-    # the mock cluster says so for any time; where a real one would begin it cannot show
-    assert await stored_ids(publisher, datetime.now(UTC) + timedelta(hours=1)) == []
     by_queue = opened(f"{topic}.{{queue}}")
     other = {**event(2), "data": {**event(2)["data"], "queue": "bills"}}
     await by_queue.publish([event(1), other])
     assert sorted(await stored_ids(by_queue)) == [event(1)["id"], event(2)["id"]]
 
 
-async def test_cluster_that_is_down_or_hangs_cannot_be_read(cluster: Cluster, opened: Open) -> None:
-    publisher = opened(cluster.topic(), TIMEOUT)
-    cluster.freeze()
-    try:
-        with pytest.raises(BartlebyError, match="Kafka at"):
-            await stored_ids(publisher)
-    finally:
-        cluster.thaw()
+async def test_cluster_that_is_down_is_named(cluster: Cluster, opened: Open) -> None:
     cluster.order("down")
-    with pytest.raises(BartlebyError, match="Kafka at"):
-        await stored_ids(publisher)
     (outcome,) = await opened("any", 3 * TIMEOUT).publish([event(1)])
     assert "Connection refused" in why(outcome)
     assert cluster.brokers in why(outcome)

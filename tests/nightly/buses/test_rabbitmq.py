@@ -10,8 +10,8 @@ import pytest
 
 from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Publisher
-from tests.kit.sinks.conformance import PATIENCE, PATIENT, TIMEOUT, event, events, ids_of, named, publish_all, why
-from tests.kit.sinks.harness_rabbitmq import LARGEST, Harness, Server, shared
+from tests.kit.sinks.conformance import PATIENCE, PATIENT, event, events, ids_of, named, publish_all, why
+from tests.kit.sinks.harness_rabbitmq import Harness, Server, shared
 
 BUSY = 3.0  # seconds in which a busy machine makes a connection
 LOW, HIGH = "0.0000001", "0.4"  # shares of the memory
@@ -130,23 +130,6 @@ async def test_blocked_connection_fails_in_time_and_continues_later(server: Serv
     assert set(await ids_in(server, name)) == set(ids_of(events(6)))
 
 
-async def test_closing_does_not_wait_for_a_server_that_hangs_and_leaves_no_task(
-    server: Server, opened: Open, name: str
-) -> None:
-    before = asyncio.all_tasks()
-    publisher = opened(TIMEOUT, routing_key=name, declare=True)
-    await publish_all(publisher, events(10))
-    server.process.freeze()
-    try:
-        assert set(named(await publisher.publish(events(100)))) == {"Failed"}
-        await asyncio.wait_for(publisher.close(), PATIENCE)
-    finally:
-        server.process.thaw()
-    if left := asyncio.all_tasks() - before:
-        _, pending = await asyncio.wait(left, timeout=30)
-        assert not pending
-
-
 async def test_address_login_and_certificate_are_checked(server: Server, opened: Open, name: str) -> None:
     secure = server.url(server.tls_port).replace("amqp:", "amqps:")
     publisher = opened(url=f"{secure}?cafile={server.authority}", routing_key=name, declare=True)
@@ -163,16 +146,3 @@ async def test_address_login_and_certificate_are_checked(server: Server, opened:
         assert named(outcomes) == ["Failed"] * 2, url
         assert reason in why(outcomes[0]), url
         assert "hunter2" not in why(outcomes[0])
-
-
-async def test_event_that_is_too_large_is_found_among_the_others(server: Server, opened: Open, name: str) -> None:
-    publisher = opened(routing_key=name, declare=True)
-    batch = [*events(10), event(11, data_bytes=8000), *events(10, first=12)]
-    await server.control("eval", "application:set_env(rabbit, max_message_size, 4000).")
-    try:
-        outcomes = await publisher.publish(batch)
-    finally:
-        await server.control("eval", f"application:set_env(rabbit, max_message_size, {LARGEST}).")
-    assert named(outcomes) == ["Published"] * 10 + ["Refused"] + ["Published"] * 10
-    assert "4000" in why(outcomes[10])
-    assert set(await ids_in(server, name)) == set(ids_of(batch)) - {event(11)["id"]}
