@@ -5,17 +5,15 @@ relaying(…)       a Relay in a thread, whose sinks are buses by their names
 die(client, …)    dead letters, which are what events are made of
 """
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 from bartleby import Client, Failure, relay
 from bartleby.config import Settings
 from bartleby.events import Sink
 from bartleby.relay import Relay
-from bartleby.sinks.options import Options
 from bartleby.sinks.publisher import Event, Failed, Outcome, Published
 from tests.kit.worker import Running
 
@@ -34,12 +32,6 @@ class Bus:
         self.tried: list[list[str]] = []
         self.events: list[dict[str, Any]] = []
         self.closed = 0
-        self.open = asyncio.Event()
-        self.open.set()
-
-    @classmethod
-    def open_(cls, _options: Options, _timeout: float) -> Self:
-        return cls()
 
     @property
     def known(self) -> list[str]:

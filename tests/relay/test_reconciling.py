@@ -1,11 +1,10 @@
 """The reconciler: events that a bus acknowledged and lost are sent again, and no others."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import AsyncClient, Client
@@ -14,18 +13,9 @@ from bartleby.events import Sink
 from bartleby.reconciling import Found, Reconciler
 from bartleby.sinks.publisher import Published, Refused
 from tests.kit.relay import ANA, Bus, add, die, relaying, sink
-from tests.kit.worker import until
-
-Conn = psycopg.Connection[tuple[Any, ...]]
+from tests.kit.worker import Conn, until
 
 DAY = timedelta(days=1)
-
-
-@pytest.fixture
-def client(dsn: str) -> Iterator[Client]:
-    with Client(dsn) as opened:
-        opened.create_queue("orders")
-        yield opened
 
 
 class Shelf(Bus):

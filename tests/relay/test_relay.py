@@ -1,10 +1,10 @@
 """The relay with sinks of this process: every event arrives, in order, whatever the sink does meanwhile."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Client, publishing, relay, reporting
@@ -13,25 +13,18 @@ from bartleby.sinks.publisher import Event, Failed, Outcome, Published, Refused
 from tests.kit.commands import Done
 from tests.kit.proxy import proxied
 from tests.kit.relay import ANA, Bus, add, die, die_together, relaying, sink
-from tests.kit.worker import Told, lapse, until
+from tests.kit.worker import Conn, Told, lapse, until
 
-Conn = psycopg.Connection[tuple[Any, ...]]
-
-
-@pytest.fixture
-def client(dsn: str) -> Iterator[Client]:
-    with Client(dsn) as opened:
-        opened.create_queue("orders")
-        yield opened
+LETTERS = ["dead_letter.*"]
 
 
-def failing(times: int, why: str = "no answer") -> Callable[[Event], Outcome]:
+def failing(times: int) -> Callable[[Event], Outcome]:
     """Fail each event `times` times."""
-    tries: dict[str, int] = {}
+    tries = Counter[str]()
 
     def answer(event: Event) -> Outcome:
-        tries[event["id"]] = tries.get(event["id"], 0) + 1
-        return Failed(why) if tries[event["id"]] <= times else Published()
+        tries[event["id"]] += 1
+        return Failed("no answer") if tries[event["id"]] <= times else Published()
 
     return answer
 
@@ -48,7 +41,7 @@ def test_outage_is_counted_and_reported_once_and_loses_no_event(
 ) -> None:
     bus, other = Bus(down="connection refused"), Bus()
     add(client)
-    add(client, "other", types=["dead_letter.*"])
+    add(client, "other", types=LETTERS)
     died = die(client, 3)  # and the group that they open
     with relaying(dsn, {"bus": bus, "other": other}):
         until(lambda: sink(client).failures)
@@ -93,7 +86,7 @@ def test_failed_event_holds_back_its_message_and_the_sink_is_degraded_until_it_t
 
     well: list[bool] = []
     bus = Bus(answer)
-    add(client, types=["dead_letter.*"])
+    add(client, types=LETTERS)
     died = die(client, 5)
     client.discard(died, **ANA)
     with relaying(dsn, {"bus": bus}):
@@ -109,7 +102,7 @@ def test_failed_event_holds_back_its_message_and_the_sink_is_degraded_until_it_t
 @pytest.mark.seed("cordum-35")
 def test_events_of_a_message_come_in_order_and_at_most_500_at_once(client: Client, dsn: str) -> None:
     bus = Bus()
-    add(client, types=["dead_letter.*"])
+    add(client, types=LETTERS)
     died = die_together(client, range(700))
     client.discard(died, **ANA)
     client.restore(died, **ANA)
@@ -134,7 +127,7 @@ def test_event_follows_its_letter_has_its_data_and_no_secret(client: Client, dsn
 
     letters: list[tuple[Any, ...]] = []
     bus = Bus(answer)
-    add(client, include_payload=True, link="https://ops.example/{queue}/{message_id}", types=["dead_letter.*"])
+    add(client, include_payload=True, link="https://ops.example/{queue}/{message_id}", types=LETTERS)
     client.send("orders", {"password": "geheim", "card": ["4111 1111 1111 1111"], "n": 1}, headers={"cookie": "a=b"})
     [died] = die(client, 0)
     with relaying(dsn, {"bus": bus}):
@@ -157,8 +150,8 @@ def test_refused_event_is_put_aside_for_that_sink_only(client: Client, dsn: str,
         return Refused("too large") if event["subject"] == f"message/{died[1]}" else Published()
 
     picky, other = Bus(answer), Bus()
-    add(client, "picky", types=["dead_letter.*"])
-    add(client, "other", types=["dead_letter.*"])
+    add(client, "picky", types=LETTERS)
+    add(client, "other", types=LETTERS)
     died = die(client, 3)
     with relaying(dsn, {"picky": picky, "other": other}):
         until(lambda: sink(client, "picky").published == 2 and sink(client, "other").published == 3)
@@ -181,7 +174,7 @@ def test_message_that_is_not_an_event_and_an_event_that_was_deleted_stop_no_othe
     client: Client, dsn: str, conn: Conn, told: Told
 ) -> None:
     bus = Bus()
-    add(client, types=["dead_letter.*"])
+    add(client, types=LETTERS)
     for payload in ("[]", '{"event": 1, "x": 2}'):
         put(conn, payload)
     die(client, 2)
@@ -200,7 +193,7 @@ def test_message_that_is_not_an_event_and_an_event_that_was_deleted_stop_no_othe
 
 def test_leases_of_a_killed_relay_do_not_wait_for_other_sinks(client: Client, dsn: str, conn: Conn) -> None:
     add(client, "down")
-    add(client, "up", types=["dead_letter.*"])
+    add(client, "up", types=LETTERS)
     die(client, 5)
     for name in ("down", "up"):
         assert client.claim(f"sink.{name}", "a relay that was killed", limit=3)
@@ -217,8 +210,8 @@ def test_sink_says_when_to_retry(client: Client, dsn: str) -> None:
     """A short wait counts as an attempt instead of the delay of the sink; a long one makes it degraded at once."""
     short = Bus(lambda _: Published() if len(short.tried) > 1 else Failed("429", retry_after=0.3))
     long = Bus(lambda _: Failed("429", retry_after=3600))
-    add(client, "short", types=["dead_letter.*"], delay=3000)
-    add(client, "long", types=["dead_letter.*"], attempts=5)
+    add(client, "short", types=LETTERS, delay=3000)
+    add(client, "long", types=LETTERS, attempts=5)
     die(client, 2)
     with relaying(dsn, {"short": short, "long": long}):
         until(lambda: sink(client, "short").published == 2)
@@ -231,7 +224,7 @@ def test_sink_that_takes_some_events_is_retried_soon(client: Client, dsn: str) -
     # with a pause that doubles at every failure this would take minutes
     tries = itertools.count()
     bus = Bus(lambda _: Failed("busy") if next(tries) % 2 == 0 else Published())
-    add(client, types=["dead_letter.*"])
+    add(client, types=LETTERS)
     died = die(client, 30)
     client.discard(died, **ANA)
     with relaying(dsn, {"bus": bus}):
@@ -243,7 +236,7 @@ def test_sink_that_takes_some_events_is_retried_soon(client: Client, dsn: str) -
 
 def test_lost_lease_loses_no_event(client: Client, dsn: str, conn: Conn, told: Told) -> None:
     bus = Bus(down="gone")
-    add(client, types=["dead_letter.*"])
+    add(client, types=LETTERS)
     died = die(client, 5)
     with relaying(dsn, {"bus": bus}):
         until(lambda: sink(client).state == "degraded")
@@ -260,16 +253,16 @@ def test_lost_lease_loses_no_event(client: Client, dsn: str, conn: Conn, told: T
 
 def test_sinks_are_added_changed_and_removed_while_others_work(client: Client, dsn: str) -> None:
     one, two, three, ignored = Bus(), Bus(), Bus(), Bus()
-    add(client, "ignored", types=["dead_letter.*"])
+    add(client, "ignored", types=LETTERS)
     buses = {"one": one, "two": two, "three": three, "ignored": ignored}
     with relaying(dsn, buses, sinks=["one", "two"]):
-        add(client, "one", types=["dead_letter.*"])
+        add(client, "one", types=LETTERS)
         die(client, 1)
         until(lambda: len(one.events) == 1)
-        add(client, "two", types=["dead_letter.*"])
+        add(client, "two", types=LETTERS)
         die(client, 1)
         until(lambda: len(one.events) == 2 and len(two.events) == 1)
-        add(client, "two", types=["dead_letter.*"], options={"name": "three"})
+        add(client, "two", types=LETTERS, options={"name": "three"})
         until(lambda: two.closed)
         die(client, 1)
         until(lambda: len(one.events) == 3 and len(three.events) == 1)
@@ -287,7 +280,7 @@ def test_sink_with_wrong_options_does_not_stop_others(client: Client, dsn: str, 
     good = Bus()
     buses: dict[str, Any] = {"good": good, "bad": InvalidSettings("option 'url' is missing", hint="give it")}
     add(client, "bad")
-    add(client, "good", types=["dead_letter.*"])
+    add(client, "good", types=LETTERS)
     with relaying(dsn, buses):
         die(client, 2)
         until(lambda: len(good.events) == 2)
@@ -306,8 +299,8 @@ def test_degraded_sink_is_reported_again_after_another_relay_reported_recovery(
 ) -> None:
     for module in (relay, reporting):
         monkeypatch.setattr(module, "REPEAT", 0.2)
-    add(client, "bad", types=["dead_letter.*"])
-    add(client, "down", types=["dead_letter.*"])
+    add(client, "bad", types=LETTERS)
+    add(client, "down", types=LETTERS)
     die(client, 1)
     with relaying(dsn, {"bad": InvalidSettings("option 'url' is missing"), "down": Bus(down="gone")}):
         for name in ("bad", "down"):
@@ -323,7 +316,7 @@ def test_degraded_sink_is_reported_again_after_another_relay_reported_recovery(
 @pytest.mark.seed("cordum-20", "cordum-38", "cordum-42")
 def test_stopped_relays_and_repeated_outages_lose_no_event(client: Client, dsn: str, conn: Conn) -> None:
     bus = Bus(down="gone")
-    add(client, types=["dead_letter.*"], delay=3000)
+    add(client, types=LETTERS, delay=3000)
     died = die(client, 3)
     with relaying(dsn, {"bus": bus}) as running:
         until(lambda: bus.tried)
@@ -331,7 +324,7 @@ def test_stopped_relays_and_repeated_outages_lose_no_event(client: Client, dsn: 
         running.thread.join(60)
         assert not running.thread.is_alive(), "it waits for the retry"
         assert (state_of(client)[1], sink(client).waiting, bus.closed) == (0, 3, 1)
-    add(client, types=["dead_letter.*"])
+    add(client, types=LETTERS)
     for _ in range(3):
         bus.down = None
         with relaying(dsn, {"bus": bus}):
@@ -349,7 +342,7 @@ def test_stopped_relays_and_repeated_outages_lose_no_event(client: Client, dsn: 
 
 
 def test_relay_stops_though_its_database_hangs(client: Client, dsn: str, conn: Conn) -> None:
-    add(client, types=["dead_letter.*"])
+    add(client, types=LETTERS)
     die(client, 3)
     port = int(dsn.rpartition("/")[0].rpartition(":")[2])
     for signals in (1, 2):
@@ -365,47 +358,36 @@ def test_relay_stops_though_its_database_hangs(client: Client, dsn: str, conn: C
         lapse(conn)
 
 
-def test_paused_sink_is_not_tried_until_it_is_resumed(client: Client, dsn: str) -> None:
-    tired, patient = Bus(down="gone"), Bus(down="gone")
-    add(client, "tired", types=["dead_letter.*"])
-    add(client, "patient", types=["dead_letter.*"], attempts=1000)
-    die(client, 3)
-    with relaying(dsn, {"tired": tired, "patient": patient}):
-        until(lambda: sink(client, "tired").state == "degraded" and len(patient.tried) > 2)
-        for name in ("tired", "patient"):
-            client.pause_sink(name, **ANA)
-        until(lambda: state_of(client, "sink.tired")[1] == state_of(client, "sink.patient")[1] == 0)
-        tired.down, before = None, len(tired.tried)
-        die(client, 1)
-        assert (len(tired.tried), sink(client, "patient").failures) == (before, 0)
-        client.resume_sink("tired", **ANA)
-        until(lambda: len(tired.events) == 4)
-
-
 def test_pause_stops_what_is_under_way(client: Client, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(event: Event) -> Outcome:
         if event["sequence"] == "3":
-            operator.pause_sink("bus", **ANA)
+            for name in ("bus", "down"):
+                operator.pause_sink(name, **ANA)
         return Published()
 
     monkeypatch.setattr(publishing, "_ASK_EVERY", 0.0)
-    bus = Bus(answer)
-    add(client, types=["dead_letter.*"])
+    bus, down = Bus(answer), Bus(down="gone")
     [died] = die(client, 1)
+    add(client, types=LETTERS)
+    add(client, "down", types=LETTERS, attempts=1000)
     for _ in range(10):  # events of one message go one by one
         client.discard([died], **ANA)
         client.restore([died], **ANA)
-    with Client(dsn) as operator, relaying(dsn, {"bus": bus}):
-        until(lambda: len(bus.events) == 3 and state_of(client)[1] == 0)
-        assert len(bus.events) == 3
-        client.resume_sink("bus", **ANA)
-        until(lambda: sink(client).waiting == 0, 60)
-    assert len(set(bus.known)) == len(bus.known) == 21
+    with Client(dsn) as operator, relaying(dsn, {"bus": bus, "down": down}):
+        until(lambda: len(bus.events) == 2 and state_of(client)[1] == state_of(client, "sink.down")[1] == 0)
+        tried = len(down.tried)
+        down.down = None
+        die(client, 1)
+        assert (len(bus.events), len(down.tried), sink(client, "down").failures) == (2, tried, 0)
+        for name in ("bus", "down"):
+            client.resume_sink(name, **ANA)
+        until(lambda: len(bus.events) == len(down.events) == 21, 60)
+    assert len(set(bus.known)) == len(set(down.known)) == 21
 
 
 def test_connections_may_be_cut_at_any_time(client: Client, dsn: str, conn: Conn) -> None:
     bus = Bus()
-    add(client, types=["dead_letter.*"])
+    add(client, types=LETTERS)
     with relaying(dsn, {"bus": bus}):
         died: list[int] = []
         for _ in range(5):
@@ -418,7 +400,7 @@ def test_connections_may_be_cut_at_any_time(client: Client, dsn: str, conn: Conn
 
 def test_two_relays_share_the_work(client: Client, dsn: str) -> None:
     bus = Bus()
-    add(client, types=["dead_letter.*"])
+    add(client, types=LETTERS)
     with relaying(dsn, {"bus": bus}), relaying(dsn, {"bus": bus}):
         died = die(client, 100)
         until(lambda: len(bus.events) == 100)
@@ -435,7 +417,7 @@ def test_role_of_the_relay_publishes_and_retries_that_succeed_are_not_counted(
     conn.execute("create role a_relay login in role bartleby_relay")
     buses = {"two": Bus(failing(1)), "four": Bus(failing(3))}
     for name, attempts in (("two", 2), ("four", 4)):
-        add(client, name, types=["dead_letter.*"], attempts=attempts)
+        add(client, name, types=LETTERS, attempts=attempts)
     died = die(client, 3)
     try:
         with relaying(f"{dsn}?options=-crole%3Da_relay", buses):

@@ -5,19 +5,15 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Client
 from tests.kit.relay import ANA, die, sink
-from tests.kit.worker import ENVIRONMENT, lapse, until
+from tests.kit.worker import ENVIRONMENT, Conn, lapse, until
 from tests.stories import kit as stories
-
-Conn = psycopg.Connection[tuple[Any, ...]]
 
 # It kills itself at the n-th publication: before it, after it, or when a refused event was put aside.
 DOOMED = """
@@ -61,17 +57,15 @@ asyncio.run(relay.Relay(Settings(dsn=dsn, spool="off"), look=0.1, poll=0.05).run
 
 
 @pytest.fixture
-def client(dsn: str, tmp_path: Path) -> Iterator[Client]:
-    with Client(dsn) as opened:
-        opened.create_queue("orders")
-        settings = {"options": {"path": str(tmp_path / "events.jsonl")}, "types": ["dead_letter.*"]}
-        opened.put_sink("bus", "log", settings, **ANA)
-        yield opened
+def sunk(client: Client, tmp_path: Path) -> Path:
+    """The file of the sink `bus`."""
+    file = tmp_path / "events.jsonl"
+    client.put_sink("bus", "log", {"options": {"path": str(file)}, "types": ["dead_letter.*"]}, **ANA)
+    return file
 
 
-def published(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "events.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+def published(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def run_doomed(dsn: str, step: str, last: int = 1) -> None:
@@ -81,16 +75,16 @@ def run_doomed(dsn: str, step: str, last: int = 1) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-def test_killed_relays_lose_no_event(client: Client, dsn: str, conn: Conn, tmp_path: Path) -> None:
+def test_killed_relays_lose_no_event(client: Client, dsn: str, conn: Conn, sunk: Path) -> None:
     died = die(client, 250)
     client.discard(died[:100], **ANA)
     for step, last in (("before", 1), ("after", 3)):
         run_doomed(dsn, step, last)
         lapse(conn)
-    before = published(tmp_path)
+    before = published(sunk)
     with stories.relaying(dsn):
         until(lambda: sink(client).waiting == 0, 60)
-    after = published(tmp_path)
+    after = published(sunk)
     counts = Counter(each["id"] for each in after)
     assert {(each["data"]["message_id"], each["sequence"]) for each in after} == (
         {(message, "1") for message in died} | {(message, "2") for message in died[:100]}
@@ -103,6 +97,7 @@ def test_killed_relays_lose_no_event(client: Client, dsn: str, conn: Conn, tmp_p
     assert all(by_id.setdefault(each["id"], each) == each for each in after)
 
 
+@pytest.mark.usefixtures("sunk")
 def test_refused_event_is_put_aside_once_though_the_relay_is_killed(client: Client, dsn: str, conn: Conn) -> None:
     die(client, 3)
     for _ in range(2):

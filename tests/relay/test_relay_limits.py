@@ -3,10 +3,9 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Client, dressing, emitting, publishing
@@ -15,42 +14,24 @@ from bartleby.calls import Call
 from bartleby.dressing import Document
 from bartleby.sinks.publisher import Event, Outcome
 from tests.kit.relay import Bus, add, die, die_together, relaying, sink
-from tests.kit.worker import Told, until
-
-Conn = psycopg.Connection[tuple[Any, ...]]
+from tests.kit.worker import Conn, Told, until
 
 
-@pytest.fixture
-def client(dsn: str) -> Iterator[Client]:
-    with Client(dsn) as opened:
-        opened.create_queue("orders")
-        yield opened
-
-
-async def raises(_events: Sequence[Event]) -> Any:
-    raise RuntimeError("password=geheim")
-
-
-async def is_cancelled(_events: Sequence[Event]) -> Any:
-    raise asyncio.CancelledError
-
-
-async def cancels_itself(_events: Sequence[Event]) -> Any:
-    task = asyncio.current_task()
-    assert task is not None
-    task.cancel()
-    await asyncio.sleep(0)
-
-
-async def hangs(_events: Sequence[Event]) -> Any:
-    await asyncio.Event().wait()
-
-
-async def says_too_little(events: Sequence[Event]) -> Any:
-    return (await Bus().publish(events))[1:]
-
-
-async def says_nothing(events: Sequence[Event]) -> Any:
+async def breaks(how: str, events: Sequence[Event]) -> Any:
+    match how:
+        case "raises":
+            raise RuntimeError("password=geheim")
+        case "is cancelled":
+            raise asyncio.CancelledError
+        case "cancels itself":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+        case "hangs":
+            await asyncio.Event().wait()
+        case "says too little":
+            return (await Bus().publish(events))[1:]
     return [None] * len(events)
 
 
@@ -58,17 +39,17 @@ def test_publisher_that_breaks_its_contract_loses_no_event(
     client: Client, dsn: str, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(Bus):
-        def __init__(self, publish: Callable[[Sequence[Event]], Awaitable[Any]]) -> None:
+        def __init__(self, how: str) -> None:
             super().__init__()
-            self.broken = publish
+            self.how = how
 
         async def publish(self, events: Sequence[Event]) -> list[Outcome]:
-            return await (super().publish(events) if well else self.broken(events))
+            return await (super().publish(events) if well else breaks(self.how, events))
 
     monkeypatch.setattr(publishing, "_SLOWEST", 0.1)
     well: list[bool] = []
-    breakers = (raises, is_cancelled, cancels_itself, hangs, says_too_little, says_nothing)
-    buses = {each.__name__: Broken(each) for each in breakers}
+    ways = ("raises", "is cancelled", "cancels itself", "hangs", "says too little", "says nothing")
+    buses = {way.replace(" ", "-"): Broken(way) for way in ways}
     for name in buses:
         add(client, name, types=["dead_letter.*"], timeout=0.1)
     died = die(client, 3)
