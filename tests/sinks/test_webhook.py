@@ -52,9 +52,10 @@ async def test_event_is_a_signed_cloud_event_and_both_secrets_sign_while_they_ar
     monkeypatch.setenv("BARTLEBY_SINK_SECRET", NEW_SECRET)
     monkeypatch.setenv("BARTLEBY_SINK_HEADER", "Bearer t0ken")
     both, token = ["env:BARTLEBY_SINK_SECRET", SECRET], {"Authorization": "env:BARTLEBY_SINK_HEADER"}
+    choices: list[dict[str, Any]] = [{}, {"secret": both, "headers": token}]
     broken = {**event(2), "data": {"error": "half a pair \ud83d"}}
     async with Receiver.running() as receiver:
-        for options in ({}, {"secret": both, "headers": token}):
+        for options in choices:
             publisher = opened(receiver.url, concurrency=1, **options)
             assert await publisher.publish([event(1), broken]) == [Published("200")] * 2
             await publisher.close()
