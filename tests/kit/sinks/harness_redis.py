@@ -59,7 +59,8 @@ class Harness(ProcessSink):
         await self.ask("FLUSHALL")
 
     async def ask(self, *words: object) -> Any:
-        async with Redis.from_url(self.options()["url"]) as client:
+        # the client's own limit is 5 s, in which a busy machine does not always answer
+        async with Redis.from_url(self.options()["url"], socket_timeout=60) as client:
             return await client.execute_command(*words)  # type: ignore[no-untyped-call]
 
     async def _loaded(self) -> bool:
