@@ -7,19 +7,16 @@ import pytest
 from tests.property.sessions import Sessions
 from tests.property.world import Lab, close_lab, open_lab
 
-SESSIONS = 4
-
 
 @pytest.fixture
 def lab(dsn: str) -> Iterator[Lab]:
     """Several sessions over one database whose clock can be moved, driven by one thread."""
-    opened = open_lab(dsn, SESSIONS)
+    opened = open_lab(dsn, 4)
     yield opened
     close_lab(opened)
 
 
 @pytest.fixture
 def s(dsn: str) -> Iterator[Sessions]:
-    """Sessions of one database with a queue `q`."""
     with Sessions(dsn) as opened:
         yield opened

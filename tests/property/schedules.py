@@ -14,6 +14,7 @@ DELAYS = (0, 0, 1, 5)
 STORMY = 5
 # One in three has operators, and deaths enough for them.
 OPERATED = 3
+ACTIONS = ("die", "die", "change", "change", "plan", "plan", "step", "step", "step", "command", "tally", "prune")
 
 
 def run_schedule(lab: Lab, seed: int) -> int:
@@ -24,9 +25,11 @@ def run_schedule(lab: Lab, seed: int) -> int:
     try:
         for _ in range(rng.randint(5, 40)):
             if seed % STORMY == 0 and rng.random() < 0.1:
-                breaker(world, rng, world.names)
+                breaker(world, rng)
             if seed % OPERATED == 0 and rng.random() < 0.6:
-                operate(world, rng)
+                action, k = rng.choice(ACTIONS), rng.randrange(len(world.actors))
+                world.note(action, k)
+                operate(world, rng, k, action=action)
             step(world, rng)
             if rng.random() < 0.1:
                 world.check()
@@ -55,11 +58,8 @@ def random_policy(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def operate(world: OperatedWorld, rng: random.Random) -> None:
-    actions = ["die", "die", "change", "change", "plan", "plan", "step", "step", "step", "command", "tally", "prune"]
-    action, k = rng.choice(actions), rng.randrange(len(world.actors))
+def operate(world: OperatedWorld, rng: random.Random, k: int, _: str = "", *, action: str) -> None:
     plan = rng.choice(list(world.plans.values())) if world.plans else None
-    world.note(action, k)
     match action:
         case "die":
             world.send_many(k, rng.choice(world.names), rng.randint(1, 8))
@@ -181,8 +181,8 @@ def turn(world: World, rng: random.Random, k: int, queue: str) -> None:
         world.turn()
 
 
-def breaker(world: World, rng: random.Random, queues: list[str]) -> None:
-    verb, queue = rng.choice(["open", "open", "open", "close", "force"]), rng.choice(queues)
+def breaker(world: World, rng: random.Random, *_: object) -> None:
+    verb, queue = rng.choice(["open", "open", "open", "close", "force"]), rng.choice(world.names)
     world.note(verb, queue)
     world.set_breaker(queue, verb)
 

@@ -1,29 +1,31 @@
-"""Sessions of one database, and how to hold one of them at a certain point.
+"""Sessions of one database, and how to hold one of them at a certain point."""
 
-A session that has to be held in the middle of a SQL function is held by a gate: a small function of Bartleby is
-replaced by one that first waits for an advisory lock, in sessions that ask for it.
-"""
-
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
+from functools import partial
 from typing import Any, LiteralString, Self
 
 import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
+from tests.kit import sql
 from tests.kit.clock import Clock, move_clock
+from tests.kit.sql import Connection, Waiting, ack, await_true, claim
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-GATE = 4711
-
-_FILLER: LiteralString = """
-    select bartleby.send_many('q', jsonb_agg(jsonb_build_object('payload', repeat('x', 500))))
-    from generate_series(1, 200)"""
+drain = partial(sql.drain, limit=10)
+# Functions of Bartleby in which a call can be held: between the probe of the log and the burial of holes, between the
+# position that a sender draws and the row that it writes, just after a look at the clock, and before an event is sent.
+Gate = tuple[str, str, str]
+RANGES: Gate = (
+    "ranges(p_positions bigint[])",
+    "int8multirange",
+    "(select coalesce(range_agg(int8range(p, p + 1)), '{}') from unnest(p_positions) p)",
+)
+BIG: Gate = ("big(p_payload jsonb, p_headers jsonb)", "integer", "null")
+CLOCK: Gate = ("clock()", "timestamptz", "clock_timestamp() + (select shift from public.test_clock)")
+WANTS: Gate = ("wants(p_sink bartleby.sink, p_type text, p_queue text)", "boolean", "true")
 
 
 @dataclass(slots=True)
@@ -38,149 +40,132 @@ class Sessions:
     def __enter__(self) -> Self:
         self.main = self.open()
         self.clock = move_clock(self.main)
-        self.main.execute('select bartleby.create_queue(\'q\', \'{"backoff": "none", "lease": 60}\')')
+        sql.create(self.main, backoff="none", lease=60)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for conn in self.opened:
             conn.close()
 
     def open(self) -> Connection:
-        conn = psycopg.connect(self.dsn, autocommit=True)
-        self.opened.append(conn)
-        return conn
+        self.opened.append(psycopg.connect(self.dsn, autocommit=True))
+        return self.opened[-1]
 
     def begin(self, mode: LiteralString = "") -> Connection:
         conn = self.open()
         conn.execute(b"begin " + mode.encode())
         return conn
 
-    def wait_until_blocked(self, conn: Connection) -> None:
-        """Wait until a session waits for a lock: the race is then at the point that the test is about."""
-        deadline = time.monotonic() + 30
-        while not self._is_blocked(conn):
-            if time.monotonic() > deadline:
-                raise TimeoutError("the session does not wait for a lock: the race is not where it should be")
-            time.sleep(0.001)
+    def begin_with_snapshot(self, mode: LiteralString = "") -> Connection:
+        """Begin a transaction that sees nothing that is committed from now on."""
+        conn = self.begin("isolation level repeatable read " + mode)
+        conn.execute("select 1 from bartleby.queue")
+        return conn
 
-    def wait_until_blocked_or_done(self, conn: Connection, call: "Background") -> None:
-        """Wait until a session waits for a lock, or its call is over because a safeguard is missing."""
-        deadline = time.monotonic() + 30
-        while call.thread.is_alive() and not self._is_blocked(conn):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+    def hasty(self) -> Connection:
+        """Open a session whose statements are cancelled if they wait for another session."""
+        conn = self.open()
+        conn.execute("set statement_timeout = '10s'")
+        return conn
 
-    def blocked(self, conn: Connection, call: Callable[[], Any], release: Callable[[], object]) -> Any:
+    @contextmanager
+    def waiting(
+        self, conn: Connection, call: Callable[..., Any], *args: Any, may_end: bool = False
+    ) -> Iterator[Waiting]:
+        """Run a call of this session in a thread, and continue once it waits for a lock, or is over if it may be."""
+        running = Waiting(conn, lambda conn: call(conn, *args))
+        blocked = "select exists (select from pg_locks where pid = %s and not granted)"
+        await_true(
+            lambda: sql.value(self.main, blocked, running.pid) or (may_end and running.future.done()),
+            unless=running.future.done,
+            otherwise=lambda: f"it did not wait: {running.future}",
+        )
+        yield running
+        running.thread.join(30)
+        assert not running.thread.is_alive(), "it still waits"
+
+    def blocked(self, conn: Connection, release: Callable[[], object], call: Callable[..., Any], *args: Any) -> Any:
         """Run a call of this session, do `release` once it waits for a lock, and return the result of the call."""
-        with Background(call) as running:
-            self.wait_until_blocked(conn)
+        with self.waiting(conn, call, *args) as running:
             release()
-            return running.join()
+            return running.result()
 
-    def _is_blocked(self, conn: Connection) -> bool:
-        query = "select from pg_locks where pid = %s and not granted"
-        return bool(self.main.execute(query, [conn.info.backend_pid]).rowcount)
-
-
-@dataclass(slots=True)
-class Background(AbstractContextManager["Background"]):
-    """A call in a thread, for it will wait."""
-
-    call: Callable[[], Any]
-    result: Any = None
-    error: BaseException | None = None
-    thread: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.result = self.call()
-        except BaseException as error:  # noqa: BLE001 - handed to whoever joins
-            self.error = error
-
-    def join(self) -> Any:
-        self.thread.join(30)
-        assert not self.thread.is_alive(), "it still waits"
-        if self.error is not None:
-            raise self.error
-        return self.result
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.thread.join(30)
+    @contextmanager
+    def held(self, gate: Gate, call: Callable[..., Any], *args: Any) -> Iterator[Waiting]:
+        """Hold a call in a function of Bartleby, which is replaced by one that waits, during the block."""
+        function, result, found = gate
+        self.main.execute(
+            f"create or replace function bartleby.{function} returns {result} language plpgsql as $$"
+            f" declare v_value {result} := {found};"
+            " begin if current_setting('test.gate', true) = 'on' then perform pg_advisory_xact_lock(4711); end if;"
+            " return v_value; end $$".encode()
+        )
+        keeper, conn = self.open(), self.open()
+        keeper.execute("select pg_advisory_lock(4711)")
+        conn.execute("set test.gate = 'on'")
+        with self.waiting(conn, call, *args) as running:
+            try:
+                yield running
+            finally:
+                keeper.execute("select pg_advisory_unlock(4711)")
+        running.result()
 
 
-def one(conn: Connection, query: str, *parameters: object) -> Any:
-    """Return the single value that a query finds."""
-    ((found,),) = conn.execute(query.encode(), parameters).fetchall()
-    return found
-
-
-def at_once(conn: Connection, query: str, *parameters: object) -> list[Any]:
-    """Run a query that must not wait for a lock; return its rows."""
-    with without_waiting(conn):
-        return conn.execute(query.encode(), parameters).fetchall()
-
-
-@contextmanager
-def without_waiting(conn: Connection) -> Iterator[None]:
-    conn.execute("set statement_timeout = '10s'")
-    try:
-        yield
-    except psycopg.errors.QueryCanceled:
-        raise AssertionError("it waits for a lock") from None
+def execute(conn: Connection, query: LiteralString, *parameters: object) -> list[Any]:
+    """Return the rows of a query, if it has any."""
+    cursor = conn.execute(query, parameters or None)
+    return cursor.fetchall() if cursor.description else []
 
 
 def send(conn: Connection, *payloads: int) -> None:
     for payload in payloads:
-        conn.execute("select bartleby.send('q', %s)", [Jsonb(payload)])
+        sql.send(conn, payload)
 
 
-def claim(conn: Connection, limit: int = 10) -> list[Any]:
-    """Claim, and return (lease, position, payload, attempt, solo) of each message."""
-    query = "select lease_id, position, payload, attempt, solo from bartleby.claim('q', 'w', %s) order by position"
-    return conn.execute(query, [limit]).fetchall()
+def leased(conn: Connection, *payloads: int) -> list[int]:
+    """Send these and claim each; return the leases."""
+    send(conn, *payloads)
+    return [claim(conn).lease for _ in payloads]
 
 
 def payloads(conn: Connection, limit: int = 10) -> list[int]:
     """Claim and ack; return what was in it."""
-    rows = claim(conn, limit)
-    if rows:
-        conn.execute("select bartleby.ack(%s)", [rows[0][0]])
-    return [row[2] for row in rows]
+    claimed = claim(conn, limit)
+    if claimed.messages:
+        ack(conn, claimed.lease)
+    return claimed.payloads
 
 
-def drain(conn: Connection) -> list[int]:
-    got: list[int] = []
-    while some := payloads(conn):
-        got += some
-    return got
+def hole(s: Sessions, *numbers: int, parked: bool = False) -> Connection:
+    """Leave a hole: these are sent in a transaction that stays open while a later message is delivered."""
+    slow = s.begin()
+    send(slow, *numbers)
+    send(s.main, 99)
+    assert [payloads(s.main), payloads(s.main)] == [[99], []]
+    if parked:
+        s.clock.advance(5)
+        before = sql.value(s.main, "select count(*) from bartleby.hole")
+        assert payloads(s.main) == []
+        assert sql.value(s.main, "select count(*) from bartleby.hole") == before + 1, "the hole was not parked"
+    return slow
 
 
 def fill(conn: Connection) -> None:
     """Make the current segment large enough to be left, with messages that are done."""
-    conn.execute(_FILLER)
-    while payloads(conn, 100):
-        pass
+    conn.execute(
+        "select bartleby.send_many('q', jsonb_agg(jsonb_build_object('payload', repeat('x', 500))))"
+        " from generate_series(1, 200)"
+    )
+    sql.drain(conn, limit=100)
 
 
 def turn(conn: Connection, until: str = "emptied") -> None:
     """Turn the ring until it says so: each turn is one step, and any passing statement may delay it."""
-    answers = []
-    for _ in range(100):
-        row = conn.execute("select bartleby.turn(0)").fetchone()
-        assert row is not None
-        answers.append(row[0])
-        if until in row[0]:
-            return
+    answers: list[str] = []
+    while not answers or until not in answers[-1]:
+        assert len(answers) < 100, answers[-5:]
+        answers.append(sql.value(conn, "select bartleby.turn(0)"))
         time.sleep(0.002)
-    raise AssertionError(answers[-5:])
 
 
 def turn_often(conn: Connection) -> None:
@@ -189,46 +174,8 @@ def turn_often(conn: Connection) -> None:
         conn.execute("select bartleby.turn(0)")
 
 
-def sqlstate(call: Callable[[], object]) -> str | None:
+def sqlstate(conn: Connection, call: Callable[..., object], *args: object) -> str | None:
+    """Return the error of a call that must be refused."""
     with pytest.raises(psycopg.Error) as raised:
-        call()
+        call(conn, *args)
     return raised.value.sqlstate
-
-
-def gate_ranges(s: Sessions) -> Connection:
-    """Hold gated sessions between the probe of the log and the burial of holes; return the session that opens it."""
-    value = "(select coalesce(range_agg(int8range(p, p + 1)), '{}') from unnest(p_positions) p)"
-    return gate(s, "ranges(p_positions bigint[])", "int8multirange", value)
-
-
-def gate_big(s: Sessions) -> Connection:
-    """Hold gated senders between the position that they draw and the row that they write."""
-    return gate(s, "big(p_payload jsonb, p_headers jsonb)", "integer", "null")
-
-
-def gate_clock(s: Sessions) -> Connection:
-    """Hold gated sessions just after they looked at the clock."""
-    return gate(s, "clock()", "timestamptz", "clock_timestamp() + (select shift from public.test_clock)")
-
-
-def gate(s: Sessions, function: str, result: str, value: str) -> Connection:
-    """Replace a function by one that waits in gated sessions; return the session that opens the gate."""
-    s.main.execute(
-        f"create or replace function bartleby.{function} returns {result} language plpgsql as $$"
-        f" declare v_value {result} := {value};"
-        " begin if current_setting('test.gate', true) = 'on' then perform pg_advisory_xact_lock(4711); end if;"
-        " return v_value; end $$".encode()
-    )
-    keeper = s.open()
-    keeper.execute("select pg_advisory_lock(%s)", [GATE])
-    return keeper
-
-
-def open_gate(keeper: Connection) -> None:
-    keeper.execute("select pg_advisory_unlock(%s)", [GATE])
-
-
-def gated(s: Sessions) -> Connection:
-    conn = s.open()
-    conn.execute("set test.gate = 'on'")
-    return conn
