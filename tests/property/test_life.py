@@ -1,6 +1,6 @@
 """The whole life of messages: any verb at any time, in transactions that stay open over each other.
 
-After every step the committed state, seen from outside, is what the model says; at the end everything arrives. The steps
+After every step the committed state, seen from outside, is what the model says; at the end everything arrives. Steps
 of the state machines are those of the random schedules, which are faster; Hypothesis shrinks what fails.
 """
 

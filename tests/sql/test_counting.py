@@ -4,21 +4,10 @@ import psycopg
 import pytest
 
 from tests.kit.clock import Clock
+from tests.kit.letters import letter
 from tests.kit.plans import adds_up, bury, change, die, events, kill_all, started, steps
 from tests.kit.refusals import assert_refused
-from tests.kit.sql import (
-    Connect,
-    Connection,
-    ack,
-    claim,
-    column,
-    create,
-    rows,
-    send_count,
-    stats,
-    value,
-    waiting,
-)
+from tests.kit.sql import Connect, Connection, ack, claim, column, create, rows, stats, value, waiting
 
 DAY = 86400
 
@@ -100,37 +89,14 @@ class TestCounts:
         change(conn, "release", *ids)
         assert deltas(conn) == []
 
-    def test_letters_written_by_hand_are_counted_and_rollbacks_are_not(
-        self, conn: Connection, connect: Connect
-    ) -> None:
-        send_count(conn, 2)
-        worker = connect(autocommit=False)
-        bury(worker, claim(conn, 2))
-        assert counts(conn) == {}
-        worker.rollback()
-        assert counts(conn) == {}
+    def test_letters_written_by_hand_are_counted(self, conn: Connection) -> None:
         (sent,) = die(conn)
         conn.execute("update bartleby.dead_letter set status = 'discarded'")
         adds_up(conn)
         conn.execute("delete from bartleby.dead_letter")
         adds_up(conn)
-        conn.execute(
-            "insert into bartleby.dead_letter (message_id, queue, status, status_at, reason, created_at,"
-            " first_failed_at, dead_at, attempts, crashes, cycle, worker, payload)"
-            " values (%s, 1, 'dead', now(), 'terminal', now(), now(), now(), 1, 0, 1, 'w', '1')",
-            [sent],
-        )
+        letter(conn, message_id=sent)
         adds_up(conn)
-
-    def test_dropped_queue_takes_its_counts_along(self, conn: Connection) -> None:
-        create(conn, "other")
-        die(conn, 3, fingerprint="f")
-        die(conn, 2, "other", fingerprint="f")
-        tally(conn, 1)
-        conn.execute("select bartleby.drop_queue('q', true)")
-        adds_up(conn)
-        assert counts(conn) == {"dead": 2}
-        assert value(conn, "select count(*) from bartleby.letter_counts where queue = 1") == 0
 
     @pytest.mark.own_database
     def test_counts_without_triggers_are_repaired_by_recount(self, conn: Connection, clock: Clock) -> None:
@@ -148,12 +114,6 @@ class TestCounts:
         assert counts(conn) == {"dead": 2, "discarded": 2}
         assert value(conn, "select deaths_by_hour from bartleby.groups") == hours
 
-    def test_bad_limit_is_refused(self, conn: Connection) -> None:
-        die(conn)
-        for limit in (None, -1, 0, 1_000_001):
-            assert_refused(conn, "ZB008", "limit", "select bartleby.tally(%s)", limit)
-        assert deltas(conn) == [1]
-
 
 class TestAtOnce:
     def test_two_tallies_take_different_changes_and_do_not_wait(self, conn: Connection, connect: Connect) -> None:
@@ -168,6 +128,8 @@ class TestAtOnce:
         assert tally(conn) == 2
         adds_up(conn)
         assert tally(conn) == 0
+        for limit in (None, -1, 0, 1_000_001):
+            assert_refused(conn, "ZB008", "limit", "select bartleby.tally(%s)", limit)
 
     def test_locked_group_does_not_stop_the_others(self, conn: Connection, connect: Connect) -> None:
         (one,) = die(conn, fingerprint="a")
@@ -185,41 +147,6 @@ class TestAtOnce:
         holder.rollback()
         assert tally(conn, 1) == 1
         assert deltas(conn) == []
-
-    def test_workers_and_a_tally_do_not_wait_for_each_other(self, conn: Connection, connect: Connect) -> None:
-        die(conn, 2, fingerprint="f")
-        send_count(conn, 2)
-        first, second = claim(conn), claim(conn)
-        tallying, worker, another = connect(autocommit=False), connect(autocommit=False), connect()
-        for session in (tallying, worker, another):
-            session.execute("set statement_timeout = '30s'")
-        bury(worker, first, fingerprint="f")
-        tally(tallying)
-        assert (stats(conn)["dead"], stats(tallying)["dead"]) == (2, 2)
-        bury(another, second, fingerprint="f")
-        worker.commit()
-        tallying.commit()
-        adds_up(conn)
-        tally(conn)
-        adds_up(conn)
-
-    def test_group_forgotten_during_a_tally_leaves_nothing_behind(
-        self, conn: Connection, clock: Clock, connect: Connect
-    ) -> None:
-        create(conn, "q", retention=0)
-        die(conn, 2, fingerprint="f")
-        clock.advance(10)
-        conn.execute("delete from bartleby.dead_letter")
-        tallying = connect(autocommit=False)
-        assert tally(tallying, 1) == 1
-        conn.execute("select bartleby.prune()")
-        tallying.commit()
-        adds_up(conn)
-        while tally(conn):
-            pass
-        conn.execute("select bartleby.prune()")
-        assert value(conn, "select count(*) from bartleby.failure_group") == 0
-        assert value(conn, "select count(*) from bartleby.letter_counts") == 0
 
     def test_old_snapshot_adds_nothing_twice(self, conn: Connection, connect: Connect) -> None:
         (sent,) = die(conn, fingerprint="f")

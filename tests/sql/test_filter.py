@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.kit.clock import Clock
-from tests.kit.letters import counted, found, letter, listed_ids
+from tests.kit.letters import counted, found, letter, listed_ids, pages
 from tests.kit.sql import Connection, column, create, refused, value
 
 LETTERS: dict[str, dict[str, Any]] = {
@@ -349,19 +349,6 @@ def test_filters_at_the_limits_are_read(conn: Connection) -> None:
         assert found(conn, text) == []
 
 
-def test_parsed_filter_has_every_part(conn: Connection) -> None:
-    assert value(conn, "select bartleby.parse_filter(%s)", r'-type:Key*,"a b" payload.a."b c":42 "50%" id:3..5') == [
-        {
-            "field": "type",
-            "negated": True,
-            "any": [{"op": "like", "value": "Key%"}, {"op": "=", "value": "a b"}],
-        },
-        {"field": "payload", "path": ["a", "b c"], "negated": False, "any": [{"op": "=", "value": ["42", 42]}]},
-        {"field": "error", "negated": False, "any": [{"op": "contains", "value": "%50\\%%"}]},
-        {"field": "id", "negated": False, "any": [{"op": "..", "value": 3, "to": 5}]},
-    ]
-
-
 ALPHABET = st.one_of(
     st.sampled_from(list("\"'\\:.,*-<>=%_$() \t\n{}[]|&?@;/é😀\u2003\u00a0\x01")),
     st.sampled_from(
@@ -373,9 +360,25 @@ ALPHABET = st.one_of(
     st.characters(codec="utf-8", exclude_characters="\0"),
 )
 TEXTS = st.lists(ALPHABET, max_size=30).map("".join)
+# each term that stands alone, with what it finds among the dead
+TERMS = [text for text in FIND if text.split() == [text] and text[0] != "-" and "status" not in text.lower()]
 many = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=150
 )
+
+
+@many
+@given(
+    terms=st.lists(st.tuples(st.sampled_from(TERMS), st.booleans()), min_size=2, max_size=4), limit=st.integers(1, 6)
+)
+def test_terms_are_combined_and_negated(gallery: Connection, terms: list[tuple[str, bool]], limit: int) -> None:
+    expected = DEAD.intersection(*(DEAD - FIND[text] if negated else FIND[text] for text, negated in terms))
+    combined = " ".join("-" * negated + text for text, negated in terms)
+    numbers = sorted(LETTERS[name]["message_id"] for name in expected)
+    assert listed_ids(gallery, combined) == numbers, combined
+    assert sorted(pages(gallery, combined, limit)) == numbers, combined
+    assert pages(gallery, combined, limit, "id") == numbers, combined
+    assert counted(gallery, combined) == (len(numbers), True), combined
 
 
 @many

@@ -6,25 +6,11 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.kit import sql
 from tests.kit.clock import Clock
-from tests.kit.plans import adds_up, bury, change, die, die_of, events, kill_all, letter_of, statuses
+from tests.kit.plans import adds_up, bury, change, die, die_of, events, kill_all, letter_of
 from tests.kit.refusals import Refusal, check_refusals
-from tests.kit.sql import (
-    Claim,
-    Connect,
-    Connection,
-    Row,
-    claim,
-    column,
-    create,
-    fail,
-    refused,
-    row,
-    rows,
-    send_count,
-    value,
-    waiting,
-)
+from tests.kit.sql import Claim, Connect, Connection, Row, claim, column, create, refused, row, rows, value, waiting
 
 
 @pytest.fixture
@@ -84,7 +70,7 @@ def bury_each(conn: Connection, claimed: Claim, *fingerprints: str, version: str
     """One failure for each message, in this order of fingerprints."""
     details = {"verdict": "dead", "worker_version": version}
     failures = zip(claimed.positions, fingerprints, strict=True)
-    return fail(conn, claimed.lease, *({"position": at, "fingerprint": each, **details} for at, each in failures))
+    return sql.fail(conn, claimed.lease, *({"position": at, "fingerprint": each, **details} for at, each in failures))
 
 
 class TestMerge:
@@ -137,29 +123,21 @@ class TestMerge:
         assert group(conn, "a")["state"] == "regressed"
         assert len(events(conn, "group.regressed")) == 1
 
-    def test_merges_chain_and_a_later_one_replaces_an_earlier_one(self, conn: Connection) -> None:
+    def test_merges_chain_are_replaced_and_removed(self, conn: Connection) -> None:
         a, b, c, d = opened(conn, "abcd")
         merge(conn, [a], b)
         merge(conn, [b], c)
-        assert dead(conn) == {a: 0, b: 0, c: 3, d: 1}
         opened(conn, "abc")
         assert dead(conn) == {a: 0, b: 0, c: 6, d: 1}
         merge(conn, [a], d)
         assert dead(conn) == {a: 0, b: 0, c: 4, d: 3}
-        assert len(rows(conn, "select * from bartleby.group_rules")) == 2
-        adds_up(conn)
-
-    def test_removed_rule_sends_letters_back(self, conn: Connection) -> None:
-        a, b, c = opened(conn, "abc")
-        merge(conn, [a], b)
-        merge(conn, [b], c)
         rule = "select id from bartleby.group_rules where from_group = %s"
         remove_rule(conn, value(conn, rule, b))
-        assert dead(conn) == {a: 0, b: 2, c: 1}
+        assert dead(conn) == {a: 0, b: 2, c: 2, d: 3}
         remove_rule(conn, value(conn, rule, a))
-        assert dead(conn) == {a: 1, b: 1, c: 1}
-        opened(conn, "abc")
-        assert dead(conn) == {a: 2, b: 2, c: 2}
+        assert dead(conn) == {a: 2, b: 2, c: 2, d: 1}
+        opened(conn, "abcd")
+        assert (dead(conn), rows(conn, "select * from bartleby.group_rules")) == ({a: 3, b: 3, c: 3, d: 2}, [])
         adds_up(conn)
 
     def test_letters_move_in_stretches_and_locked_ones_later(self, conn: Connection, connect: Connect) -> None:
@@ -285,35 +263,10 @@ def test_rules_are_dropped_with_their_queue(conn: Connection) -> None:
 class TestRaces:
     """Workers bury, operators merge, and maintenance moves letters: no deadlock, and no letter is left behind."""
 
-    @pytest.mark.parametrize("rule", ["merged before the death", "merged during the death", "removed"])
-    def test_letter_of_a_worker_with_an_old_rule_is_moved(self, conn: Connection, connect: Connect, rule: str) -> None:
-        """The worker's transaction may be older than the rule, or younger but begun before its commit."""
-        a, b = opened(conn, "ab")
-        if rule == "removed":
-            merge(conn, [b], a)
-            come_to_rest(conn)
-        send_count(conn, 1)
-        claimed = claim(conn)
-        worker, operator = connect(autocommit=False), connect(autocommit=False)
-        if rule == "merged before the death":
-            merge(operator, [b], a)
-        bury(worker, claimed, fingerprint="b", error_type="b")
-        if rule == "merged during the death":
-            merge(operator, [b], a)
-        if rule == "removed":
-            remove_rule(operator, value(conn, "select id from bartleby.group_rules"))
-        operator.commit()
-        for _ in range(3):
-            regroup(conn)
-        worker.commit()
-        come_to_rest(conn)
-        assert dead(conn) == ({a: 1, b: 2} if rule == "removed" else {a: 3, b: 0})
-        adds_up(conn)
-
     def test_worker_that_opens_a_group_locks_no_other(self, conn: Connection, connect: Connect) -> None:
         """One waits for a group that the other has just opened, which then has news for a group of the first."""
         die(conn, fingerprint="known", worker_version="1")
-        send_count(conn, 4)
+        sql.send_count(conn, 4)
         first, second, both = claim(conn), claim(conn), claim(conn, 2)
         one, two = connect(autocommit=False), connect()
         bury(one, first, fingerprint="new", worker_version="1")
@@ -338,7 +291,7 @@ class TestRaces:
         merge(conn, [c], b)
         merge(conn, [d], a)
         holder.rollback()
-        send_count(conn, 2)
+        sql.send_count(conn, 2)
         claimed = claim(conn, 2)
         operator, worker, janitor = connect(autocommit=False), connect(autocommit=False), connect()
         for session in (worker, janitor):
@@ -358,7 +311,7 @@ class TestRaces:
 
     def test_merge_and_worker_meet_at_two_groups(self, conn: Connection, connect: Connect) -> None:
         a, b = opened(conn, "ab", 2)
-        send_count(conn, 2)
+        sql.send_count(conn, 2)
         claimed = claim(conn, 2)
         blocker, worker, operator = connect(autocommit=False), connect(autocommit=False), connect()
         blocker.execute("select from bartleby.failure_group where id = %s for update", [a])
@@ -380,22 +333,4 @@ class TestRaces:
             one.commit()
             with refused("ZB008", "belong to one of these"):
                 second.result()
-        adds_up(conn)
-
-    def test_workers_and_operators_lock_letters_in_one_order(self, conn: Connection, connect: Connect) -> None:
-        """A worker whose messages live again buries them in the order of their ids, however it names them."""
-        ids = die(conn, 2)
-        change(conn, "replay", *ids)
-        claimed = claim(conn, 2)
-        failures = [{"position": position, "verdict": "dead"} for position in reversed(claimed.positions)]
-        blocker, operator, worker = connect(autocommit=False), connect(), connect()
-        blocker.execute("select from bartleby.dead_letter where message_id = %s for update", [ids[0]])
-        with (
-            waiting(conn, operator, lambda conn: change(conn, "hold", *ids), for_whom=blocker) as holding,
-            waiting(conn, worker, lambda conn: fail(conn, claimed.lease, *failures), for_whom=operator) as burying,
-        ):
-            blocker.rollback()
-            assert holding.result() == ["held", "held"]
-            burying.result()
-        assert statuses(conn) == dict.fromkeys(ids, "dead")
         adds_up(conn)

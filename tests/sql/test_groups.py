@@ -6,27 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.kit import plans, sql
 from tests.kit.clock import Clock
 from tests.kit.plans import adds_up, bury, change, die, die_of, events, kill_all, letter_of
 from tests.kit.refusals import Refusal, check_refusals
-from tests.kit.sql import (
-    Claim,
-    Connect,
-    Connection,
-    Row,
-    ack,
-    claim,
-    column,
-    create,
-    fail,
-    fail_all,
-    row,
-    rows,
-    send,
-    send_count,
-    value,
-    waiting,
-)
+from tests.kit.sql import Claim, Connect, Connection, Row, claim, column, create, row, rows, send_count, value, waiting
 
 
 @pytest.fixture
@@ -66,7 +50,7 @@ def tally(conn: Connection) -> None:
 
 def bury_each(conn: Connection, claimed: Claim, fingerprints: str) -> None:
     failures = zip(claimed.positions, fingerprints, strict=True)
-    fail(conn, claimed.lease, *({"position": at, "verdict": "dead", "fingerprint": each} for at, each in failures))
+    sql.fail(conn, claimed.lease, *({"position": at, "verdict": "dead", "fingerprint": each} for at, each in failures))
 
 
 class TestMembership:
@@ -95,14 +79,8 @@ class TestMembership:
 
     def test_long_values_are_cut_before_they_are_collected(self, conn: Connection) -> None:
         for end in "ab":
-            die(
-                conn,
-                fingerprint="f" * 5000 + end,
-                error="x" * 50_000,
-                error_type="E" * 5000 + end,
-                worker_version="v" * 5000 + end,
-                handler="h" * 5000,
-            )
+            long = {"fingerprint": "f", "error_type": "E", "worker_version": "v", "handler": "h"}
+            die(conn, 1, "q", error="x" * 50_000, **{name: letter * 5000 + end for name, letter in long.items()})
         found = row(conn, "select fingerprint, title, dead from bartleby.groups")
         assert (len(found["fingerprint"]), len(found["title"]), found["dead"]) == (200, 300, 2)
         collected = row(conn, "select seen_versions, error_types from bartleby.failure_group")
@@ -123,13 +101,6 @@ class TestMembership:
             "error_types": None,
             "seen_versions": [str(number) for number in range(10, 60)],
         }
-
-    def test_one_batch_opens_a_group_for_each_fingerprint(self, conn: Connection) -> None:
-        send_count(conn, 30)
-        bury_each(conn, claim(conn, 30), "abcdefg" * 4 + "ab")
-        assert sorted(column(conn, "select dead from bartleby.groups")) == [4] * 5 + [5] * 2
-        assert len(events(conn, "group.opened")) == 7
-        adds_up(conn)
 
     def test_letter_that_dies_of_another_failure_moves_to_its_group(self, conn: Connection) -> None:
         (sent,) = die(conn, fingerprint="f")
@@ -164,17 +135,6 @@ class TestMembership:
             one.commit()
             under_way.result()
         assert column(conn, "select dead from bartleby.groups order by fingerprint") == [2, 2]
-
-    def test_deaths_in_a_known_group_do_not_wait_for_each_other(self, conn: Connection, connect: Connect) -> None:
-        die(conn, fingerprint="f", worker_version="1")
-        send_count(conn, 2)
-        first, second = claim(conn), claim(conn)
-        one, two = connect(autocommit=False), connect()
-        two.execute("set statement_timeout = '60s'")
-        bury(one, first, fingerprint="f", worker_version="1")
-        bury(two, second, fingerprint="f", worker_version="1")
-        one.commit()
-        assert group(conn)["dead"] == 3
 
 
 class TestLifecycle:
@@ -223,16 +183,6 @@ class TestLifecycle:
         assert group(conn)["state"] == "open"
         assert column(conn, "select action from bartleby.audit_log where action ~ 'group'") == []
 
-    def test_of_two_actions_at_once_the_second_sees_the_first(self, conn: Connection, connect: Connect) -> None:
-        die(conn, fingerprint="f")
-        one, two = connect(autocommit=False), connect()
-        act(one, "acknowledge")
-        with waiting(conn, two, lambda conn: act(conn, "resolve"), for_whom=one) as second:
-            one.commit()
-            second.result()
-        before = "select before ->> 'state' from bartleby.audit_log where action = 'group.resolve'"
-        assert value(conn, before) == "acknowledged"
-
 
 class TestRegression:
     def resolved(self, conn: Connection, version: str | None = "2", died: str | None = "1") -> None:
@@ -244,9 +194,9 @@ class TestRegression:
         die(conn, 3, fingerprint="f", worker_version="1")
         die(conn, fingerprint="f", worker_version="1.9.9")
         die(conn, fingerprint="f")
-        send(conn, 1)
-        fail_all(conn, claim(conn), fingerprint="f", worker_version="2")
-        ack(conn, claim(conn).lease)
+        send_count(conn, 1)
+        sql.fail_all(conn, claim(conn), fingerprint="f", worker_version="2")
+        plans.work_all(conn)
         assert shown(conn, "state", "regressions") == ["resolved", 0], "older, unknown, or only a retry"
         for version in ("1", "2", "1", "2", "3"):
             die(conn, 2, fingerprint="f", worker_version=version)
@@ -261,23 +211,19 @@ class TestRegression:
         assert shown(conn, "state", "regressions") == ["regressed", 2]
         assert len(events(conn, "group.regressed")) == 2
 
-    @pytest.mark.parametrize(
-        ("resolved", "first", "again", "state"),
-        [
-            (None, "5", "1", "regressed"),
-            ("2", None, None, "regressed"),
-            ("c0ffee", "badcafe", "badcafe", "resolved"),
-            ("c0ffee", "badcafe", "c0ffee", "regressed"),
-            ("dead0000", "c0ffee", "c0ffee", "resolved"),
-            ("dead0000", "c0ffee", "facade", "regressed"),
-        ],
-    )
-    def test_without_ordered_versions_any_new_one_is_a_regression(
-        self, conn: Connection, resolved: str | None, first: str | None, again: str | None, state: str
-    ) -> None:
-        self.resolved(conn, resolved, first)
-        die(conn, fingerprint="f", worker_version=again)
-        assert group(conn)["state"] == state
+    def test_without_ordered_versions_any_new_one_is_a_regression(self, conn: Connection) -> None:
+        for number, (resolved, first, again, state) in enumerate(
+            (
+                *((None, "5", "1", "regressed"), ("2", None, None, "regressed")),
+                *(("c0ffee", "badcafe", "badcafe", "resolved"), ("c0ffee", "badcafe", "c0ffee", "regressed")),
+                *(("dead0000", "c0ffee", "c0ffee", "resolved"), ("dead0000", "c0ffee", "facade", "regressed")),
+            ),
+            1,
+        ):
+            die(conn, fingerprint=str(number), worker_version=first)
+            act(conn, "resolve", number, version=resolved)
+            die(conn, fingerprint=str(number), worker_version=again)
+            assert group(conn, str(number))["state"] == state, (resolved, first, again)
 
     def test_replayed_message_that_dies_again_is_a_regression_but_an_action_is_not(self, conn: Connection) -> None:
         ids = die(conn, 3, fingerprint="f", worker_version="2")
@@ -290,35 +236,6 @@ class TestRegression:
         assert group(conn)["state"] == "resolved"
         kill_all(conn, fingerprint="f", worker_version="2")
         assert (group(conn)["state"], len(events(conn, "group.regressed"))) == ("regressed", 1)
-
-    @pytest.mark.parametrize("end", ["commit", "rollback"])
-    def test_two_workers_at_once_report_one_regression(self, conn: Connection, connect: Connect, end: str) -> None:
-        self.resolved(conn)
-        send_count(conn, 2)
-        first, second = claim(conn), claim(conn)
-        one, two = connect(autocommit=False), connect()
-        two.execute("set statement_timeout = '60s'")
-        bury(one, first, fingerprint="f", worker_version="2")
-        bury(two, second, fingerprint="f", worker_version="2")
-        getattr(one, end)()
-        tally(conn)
-        dead = 3 if end == "commit" else 2
-        assert shown(conn, "state", "regressions", "dead") == ["regressed", 1, dead]
-        assert len(events(conn, "group.regressed")) == 1
-
-    def test_death_during_the_resolution_is_a_regression(self, conn: Connection, connect: Connect) -> None:
-        """The worker does not wait for the operator."""
-        die(conn, fingerprint="f", worker_version="1")
-        send(conn, 1)
-        claimed = claim(conn)
-        operator, worker = connect(autocommit=False), connect()
-        worker.execute("set statement_timeout = '60s'")
-        act(operator, "resolve", version="2")
-        bury(worker, claimed, fingerprint="f", worker_version="2")
-        operator.commit()
-        assert group(conn)["state"] == "resolved"
-        tally(conn)
-        assert group(conn)["state"] == "regressed"
 
     @pytest.mark.parametrize("locked", [False, True])
     def test_clock_that_is_behind_hides_no_regression(
@@ -418,34 +335,31 @@ def test_deaths_are_counted_by_hour(conn: Connection, clock: Clock) -> None:
     assert group(conn)["deaths_last_hour"] == 0
 
 
-class TestSharedValues:
-    def shared(self, conn: Connection, sample: int = 1000) -> dict[str, tuple[Any, int, int]]:
+def test_values_of_nine_in_ten_of_the_newest_letters_are_shared(conn: Connection) -> None:
+    def shared(sample: int = 1000) -> dict[str, tuple[Any, int, int]]:
         found = rows(conn, "select * from bartleby.shared_values(%s, %s)", group(conn)["id"], sample)
         return {each["path"]: (each["value"], each["letters"], each["of"]) for each in found}
 
-    def test_values_of_nine_in_ten_letters_are_shared(self, conn: Connection) -> None:
-        failure = {"fingerprint": "f", "worker_version": "2"}
-        for number in range(10):
-            payload = {"n": number, "c": {"country": "DE", "tags": ["a"]}, "null": None, "most": number > 0}
-            die_of(conn, {**payload, "some": number > 1}, headers={"type": "t"}, failure=failure)
-            if number == 0:
-                assert self.shared(conn) == {}, "one letter shares nothing"
-        assert self.shared(conn) == {
-            "payload.c.country": ("DE", 10, 10),
-            "payload.c.tags": (["a"], 10, 10),
-            "payload.null": (None, 10, 10),
-            "payload.most": (True, 9, 10),
-            "headers.type": ("t", 10, 10),
-            "version": ("2", 10, 10),
-            "worker": ("w", 10, 10),
-        }
-
-    def test_newest_dead_letters_are_sampled_whatever_their_payload(self, conn: Connection) -> None:
-        ids = [die_of(conn, {"a": number}, failure={"fingerprint": "f"}) for number in (1, 2, 2)]
-        assert self.shared(conn, 2)["payload.a"] == (2, 2, 2)
-        change(conn, "discard", ids[0])
-        assert self.shared(conn)["payload.a"] == (2, 2, 2)
-        for payload in (5, [1], "x", None, {"a.b": {"": 1}}, {"a.b": {"": 1}}):
-            die_of(conn, payload, failure={"fingerprint": "f"})
-        self.shared(conn)
-        assert rows(conn, "select * from bartleby.shared_values(99)") == []
+    failure = {"fingerprint": "f", "worker_version": "2"}
+    ids = []
+    for number in range(10):
+        payload = {"n": number, "c": {"country": "DE", "tags": ["a"]}, "null": None, "most": number > 0}
+        ids.append(die_of(conn, {**payload, "some": number > 1}, headers={"type": "t"}, failure=failure))
+        if number == 0:
+            assert shared() == {}, "one letter shares nothing"
+    assert shared() == {
+        "payload.c.country": ("DE", 10, 10),
+        "payload.c.tags": (["a"], 10, 10),
+        "payload.null": (None, 10, 10),
+        "payload.most": (True, 9, 10),
+        "headers.type": ("t", 10, 10),
+        "version": ("2", 10, 10),
+        "worker": ("w", 10, 10),
+    }
+    assert shared(8)["payload.some"] == (True, 8, 8)
+    change(conn, "discard", *ids[:2])
+    assert shared()["payload.some"] == (True, 8, 8)
+    for odd in (5, [1], "x", None, {"a.b": {"": 1}}, {"a.b": {"": 1}}):
+        die_of(conn, odd, failure=failure)
+    assert shared()["worker"] == ("w", 14, 14)
+    assert rows(conn, "select * from bartleby.shared_values(99)") == []

@@ -10,8 +10,7 @@ import pytest
 
 from tests.kit.clock import Clock
 from tests.kit.letters import counted, found, letter, listed_ids, page, pages
-from tests.kit.plans import NOT_COUNTED
-from tests.kit.refusals import check_refusals
+from tests.kit.refusals import Refusal, check_refusals
 from tests.kit.sql import (
     Connect,
     Connection,
@@ -51,6 +50,10 @@ def do(
     named = "".join(f", p_{name} => %({name})s" for name in options)
     query = f"select * from bartleby.{action}(%(ids)s::bigint[], %(actor)s, %(reason)s{named})"
     return conn.execute(query.encode(), {"ids": list(ids), "actor": actor, "reason": reason, **options}).fetchall()
+
+
+def do_again(action: str, ids: list[int], conn: Connection) -> list[tuple[int | None, str, str]]:
+    return do(conn, action, *ids, actor="bob")
 
 
 def fate(conn: Connection, message_id: int) -> str:
@@ -273,7 +276,7 @@ class TestActions:
         after = whole(conn, number)
         assert changes(before, after) == {"status", "status_at", "discarded_by", "discard_reason", "sequence"}
         assert (after["status"], after["sequence"]) == ("discarded", before["sequence"] + 1)
-        entry = {
+        assert last_audit_entry(conn) == {
             "actor": "ana",
             "action": "letter.discard",
             "subject": {"message_ids": f"{{[{number},{number + 1})}}"},
@@ -282,25 +285,21 @@ class TestActions:
             "before": {"dead": 1},
             "after": {"discarded": 1},
         }
-        assert last_audit_entry(conn) == entry
         clock.advance(20)
-        assert do(conn, "discard", number, actor="bob") == [
-            (number, "refused", "discarded by ana 20 s ago: spam"),
-        ]
+        assert do(conn, "discard", number, actor="bob") == [(number, "refused", "discarded by ana 20 s ago: spam")]
         assert whole(conn, number) == after
         clock.advance(40)
         assert do(conn, "restore", number, reason="not spam") == [(number, "restored", "dead for 0 s")]
         after = whole(conn, number)
         assert changes(before, after) == {"status_at", "sequence"}, "its retention begins anew"
-        assert (after["sequence"], after["status_at"]) == (
-            before["sequence"] + 2,
-            value(conn, "select bartleby.clock()"),
-        )
+        assert after["status_at"] == value(conn, "select bartleby.clock()")
         entry = last_audit_entry(conn)
         assert (entry["action"], entry["before"], entry["after"]) == ("letter.restore", {"discarded": 1}, {"dead": 1})
         assert (found(conn, "age:>1h"), counted(conn, "status:discarded")) == ([number], (0, True))
         clock.advance(200)
         assert do(conn, "restore", number) == [(number, "refused", "not discarded: dead for 3 min")]
+        for seconds, words in ((89, "89 s"), (90, "1 min"), (5400, "1 h"), (172_799, "47 h"), (172_800, "2 d")):
+            assert fate(conn, letter(conn, ago=seconds)) == f"dead for {words}"
         early = letter(conn, ago=-3600)
         do(conn, "discard", early)
         do(conn, "restore", early)
@@ -310,13 +309,8 @@ class TestActions:
         first, second, gone = (letter(conn) for _ in range(3))
         do(conn, "discard", gone, actor="bob", reason="old")
         answers = do(conn, "discard", second, None, gone, 4711, first, second)
-        assert [answer[:2] for answer in answers] == [
-            (second, "discarded"),
-            (None, "refused"),
-            (gone, "refused"),
-            (4711, "refused"),
-            (first, "discarded"),
-        ]
+        assert [answer[0] for answer in answers] == [second, None, gone, 4711, first]
+        assert [answer[1] for answer in answers] == ["discarded", "refused", "refused", "refused", "discarded"]
         assert [answers[1][2], answers[2][2]] == ["an id is missing", "discarded by bob just now: old"]
         assert answers[3][2].startswith("no letter has this id")
         assert last_audit_entry(conn)["after"] == {"discarded": 2}
@@ -374,44 +368,23 @@ class TestActions:
         both = "discarded by ana just now: old, held by bob just now: evidence"
         assert do(conn, "restore", number) == [(number, "refused", both)]
 
-    def test_time_is_shown_in_one_unit(self, conn: Connection, clock: Clock) -> None:
-        clock.stop()
-        for seconds, words in (
-            *((0, "0 s"), (89, "89 s"), (90, "1 min"), (5399, "89 min")),
-            *((5400, "1 h"), (172_799, "47 h"), (172_800, "2 d")),
-        ):
-            assert fate(conn, letter(conn, ago=seconds)) == f"dead for {words}"
-
     def test_refused_or_empty_calls_change_nothing(self, conn: Connection) -> None:
         number = letter(conn, key="k")
         before = everything(conn)
         missing: list[tuple[str | None, str | None]] = [("", "x"), ("ana", " "), (None, "x"), ("ana", None)]
         say = "needs an actor and a reason"
         erase = "select bartleby.erase_key(%s, %s, %s, %s)"
-        check_refusals(
-            [
-                *(
-                    (
-                        f"{action} {who!r} {why!r}",
-                        partial(do, conn, action, number, actor=who, reason=why),
-                        "ZB008",
-                        say,
-                    )
-                    for action in ACTIONS
-                    for who, why in missing
-                ),
-                *(
-                    (f"{who} {why}", partial(conn.execute, erase, ["k", who, why, None]), "ZB008", say)
-                    for who, why in missing
-                ),
-                *(
-                    (f"{key}", partial(conn.execute, erase, [key, "a", "b", None]), "ZB008", "a key")
-                    for key in ("", None)
-                ),
-                ("unknown queue", partial(conn.execute, erase, ["k", "a", "b", "nope"]), "ZB001", ""),
-                ("hold", partial(do, conn, "hold", number, on=None), "ZB008", "whether to hold or to release"),
-            ]
-        )
+        refusals: list[Refusal] = [
+            *((f"{key}", partial(conn.execute, erase, [key, "a", "b", None]), "ZB008", "a key") for key in ("", None)),
+            ("unknown queue", partial(conn.execute, erase, ["k", "a", "b", "nope"]), "ZB001", ""),
+            ("hold", partial(do, conn, "hold", number, on=None), "ZB008", "whether to hold or to release"),
+        ]
+        for who, why in missing:
+            refusals.append((f"erase {who} {why}", partial(conn.execute, erase, ["k", who, why, None]), "ZB008", say))
+            for action in ACTIONS:
+                call = partial(do, conn, action, number, actor=who, reason=why)
+                refusals.append((f"{action} {who} {why}", call, "ZB008", say))
+        check_refusals(refusals)
         for action in ACTIONS:
             assert do(conn, action) == []
             assert [answer[1] for answer in do(conn, action, None, None, 4711, -1, 0)] == ["refused"] * 4
@@ -421,38 +394,22 @@ class TestActions:
 
 
 class TestRaces:
-    @pytest.mark.parametrize(("action", "outcome"), [("discard", "discarded"), ("hold", "held")])
-    def test_of_two_equal_actions_the_second_is_refused(
-        self, conn: Connection, connect: Connect, action: str, outcome: str
-    ) -> None:
-        numbers = [letter(conn) for _ in range(3)]
-        first, second = connect(autocommit=False), connect()
-        do(first, action, numbers[0])
-        first.rollback()
-        do(first, action, *numbers[:2])
-        with waiting(conn, second, lambda c: do(c, action, *numbers[::-1], actor="bob"), for_whom=first) as other:
-            first.commit()
-            answers = other.result()
-        assert [answer[:2] for answer in answers] == [
-            (numbers[2], outcome),
-            (numbers[1], "refused"),
-            (numbers[0], "refused"),
-        ]
-        assert all("by ana just now" in told for _, outcome, told in answers if outcome == "refused")
-        assert column(conn, "select actor from bartleby.audit_log where action ~ 'letter' order by id") == [
-            "ana",
-            "bob",
-        ]
-
-    def test_discard_waits_for_a_replay_and_is_refused(self, conn: Connection, connect: Connect) -> None:
-        send(conn, 1)
-        number = died(conn)
-        first, second = connect(autocommit=False), connect()
-        first.execute("select bartleby.replay(%s, 'bob', 'fixed')", [[number]])
-        with waiting(conn, second, lambda c: do(c, "discard", number), for_whom=first) as other:
-            first.commit()
-            assert [answer[1] for answer in other.result()] == ["refused"]
-        assert drain(conn) == [1]
+    def test_of_two_equal_actions_the_second_is_refused(self, conn: Connection, connect: Connect) -> None:
+        for action, outcome in (("discard", "discarded"), ("hold", "held")):
+            numbers = [letter(conn) for _ in range(3)]
+            first, second = connect(autocommit=False), connect()
+            do(first, action, numbers[0])
+            first.rollback()
+            do(first, action, *numbers[:2])
+            second_action = partial(do_again, action, numbers[::-1])
+            with waiting(conn, second, second_action, for_whom=first) as other:
+                first.commit()
+                answers = other.result()
+            assert [answer[0] for answer in answers] == numbers[::-1]
+            assert [answer[1] for answer in answers] == [outcome, "refused", "refused"]
+            assert all("by ana just now" in told for _, _, told in answers[1:])
+        actors = column(conn, "select actor from bartleby.audit_log where action ~ 'letter' order by id")
+        assert actors == ["ana", "bob"] * 2
 
     @pytest.mark.own_database
     def test_key_reused_by_a_sender_during_erasure_stays_reserved(
@@ -529,21 +486,3 @@ class TestErase:
         assert value(conn, "select bartleby.erase_key('k', 'ana', 'asked to')") == 1
         assert drain(conn) == [{"name": "secret"}]
         assert (whole(conn, number)["status"], whole(conn, number)["payload"]) == ("resolved", None)
-
-
-def test_random_actions_keep_counts_and_audit_log_consistent(conn: Connection, clock: Clock) -> None:
-    dice = random.Random(4)
-    numbers = [letter(conn, queue=1 + n % 2, error_type=f"E{n % 4}", key=f"k{n % 5}") for n in range(40)]
-    for _ in range(60):
-        clock.advance(dice.randrange(100))
-        chosen = dice.sample(numbers, dice.randrange(1, 9))
-        do(conn, dice.choice(ACTIONS), *chosen)
-        if dice.random() < 0.5:
-            do(conn, "hold", *chosen, on=False)
-        if dice.random() < 0.1:
-            conn.execute("select bartleby.tally()")
-        if dice.random() < 0.05:
-            conn.execute("select bartleby.erase_key(%s, 'ana', 'asked')", [f"k{dice.randrange(5)}"])
-    assert rows(conn, NOT_COUNTED) == []
-    assert value(conn, "select sum(letters) from bartleby.letter_counts") == 40
-    assert rows(conn, "select * from bartleby.verify_audit()") == []

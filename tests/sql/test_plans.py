@@ -7,6 +7,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.kit import plans, sql
 from tests.kit.clock import Clock
 from tests.kit.plans import (
     adds_up,
@@ -14,23 +15,16 @@ from tests.kit.plans import (
     command,
     die,
     die_of,
-    events,
     items,
-    kill_all,
-    letter_of,
     plan,
     predictions,
     replay_of,
     start,
-    started,
     states,
-    statuses,
     step,
-    steps,
-    work_all,
 )
 from tests.kit.refusals import check_refusals
-from tests.kit.sql import Connect, Connection, Row, claim, column, create, fail_all, refused, row, rows, value, waiting
+from tests.kit.sql import Connect, Connection, Row, column, create, refused, rows, value, waiting
 
 
 @pytest.fixture
@@ -72,7 +66,7 @@ def test_letters_are_selected_by_ids_or_filter_and_later_deaths_never_join(conn:
     while step(conn)["moved"]:
         pass
     assert list(states(conn, number)) == ids
-    assert {statuses(conn)[ident] for ident in later} == {"dead"}
+    assert {plans.statuses(conn)[ident] for ident in later} == {"dead"}
 
 
 def test_options_are_stored(conn: Connection) -> None:
@@ -139,9 +133,9 @@ def letters_of_every_class(conn: Connection) -> tuple[dict[str, int], list[Row]]
     made["unknown"] = made["invalid"] + 100
     change(conn, "replay", made["again"], made["resolved"])
     for _ in range(2):
-        claimed = claim(conn)
+        claimed = sql.claim(conn)
         if claimed.ids == [made["again"]]:
-            fail_all(conn, claimed, verdict="dead")
+            sql.fail_all(conn, claimed, verdict="dead")
         else:
             conn.execute("select bartleby.ack(%s)", [claimed.lease])
     change(conn, "replay", made["replayed"])
@@ -166,7 +160,7 @@ class TestPrediction:
         clock.advance(1)
         start(conn, number)
         assert step(conn)["moved"] == len(made)
-        alive = claim(conn, 100)
+        alive = sql.claim(conn, 100)
         assert {*alive.ids} == {made[name] for name in RUN} | {made["replayed"]}
         conn.execute("select bartleby.ack(%s)", [alive.lease])
         assert step(conn)["status"] == "finished"
@@ -181,79 +175,68 @@ class TestPrediction:
         assert (found["done"], found["already_handled"], found["skipped"]) == (2, 1, len(made) - 3)
         adds_up(conn)
 
-    def test_handled_counts_by_key_for_the_target_queue_and_before_the_run(
-        self, conn: Connection, clock: Clock
-    ) -> None:
-        create(conn, "other")
-        keyed, marked_later = die_of(conn, 1, key="order-1"), die_of(conn, 2)
+    def test_marks_and_limits_of_the_target_queue_count(self, conn: Connection, clock: Clock) -> None:
+        create(conn, "other", payload_limit=10)
+        keyed, there, late = die_of(conn, 1, key="order-1"), die_of(conn, 2), die_of(conn, {"a": 1})
         conn.execute("select bartleby.mark_handled('q', 'q', 'key:order-1')")
-        assert predictions(conn, plan(conn, [keyed], to="other")) == {keyed: "run"}
-        clock.advance(1)
-        number = started(conn, [keyed, marked_later])
-        assert predictions(conn, number) == {keyed: "already_handled", marked_later: "run"}
-        step(conn)
-        clock.advance(1)
-        conn.execute("select bartleby.mark_handled('q', 'q', %s)", [f"id:{marked_later}"])
-        work_all(conn)
-        step(conn)
-        assert states(conn, number) == {keyed: "already_handled", marked_later: "done"}
-
-    def test_plan_of_unknown_ids_only_is_finished_at_once(self, conn: Connection) -> None:
-        """No item has a queue."""
-        number = started(conn, [98, 99])
-        assert predictions(conn, number) == {98: "unknown", 99: "unknown"}
-        assert step(conn)["status"] == "finished"
-        assert replay_of(conn, number)["skipped"] == 2
-        assert events(conn, "replay.finished")[0]["replay_id"] == number
-
-    def test_size_limit_is_that_of_the_target_queue(self, conn: Connection) -> None:
-        create(conn, "small", payload_limit=10)
-        sent = die_of(conn, {"a": 1})
+        conn.execute("select bartleby.mark_handled('other', 'other', %s)", [f"id:{there}"])
+        assert predictions(conn, plan(conn, [keyed, there])) == {keyed: "already_handled", there: "run"}
         patch = [{"op": "add", "path": "/b", "value": "12345678901"}]
-        assert predictions(conn, plan(conn, [sent], patch=patch)) == {sent: "run"}
-        assert predictions(conn, plan(conn, [sent], patch=patch, to="small")) == {sent: "too_large"}
+        assert predictions(conn, plan(conn, [late], patch=patch)) == {late: "run"}
+        assert predictions(conn, plan(conn, [late], patch=patch, to="other")) == {late: "too_large"}
+        clock.advance(1)
+        here, elsewhere = plans.started(conn, [keyed, late, 98]), plans.started(conn, [there], to="other")
+        assert predictions(conn, here) == {keyed: "already_handled", late: "run", 98: "unknown"}
+        assert predictions(conn, elsewhere) == {there: "already_handled"}
+        plans.steps(conn)
+        clock.advance(1)
+        conn.execute("select bartleby.mark_handled('q', 'q', %s)", [f"id:{late}"])
+        plans.work_all(conn)
+        plans.work_all(conn, "other")
+        plans.steps(conn)
+        assert states(conn, here) == {keyed: "already_handled", late: "done", 98: "skipped"}
+        assert states(conn, elsewhere) == {there: "already_handled"}
+        unknown = plans.started(conn, [98, 99])
+        assert step(conn)["status"] == "finished", "no item has a queue"
+        assert plans.events(conn, "replay.finished")[-1]["replay_id"] == unknown
 
     def test_change_of_a_payload_is_shown(self, conn: Connection) -> None:
-        sent, other = die_of(conn, {"a": 1}), die_of(conn, {"a": 1})
-        shown = "select * from bartleby.replay_change(%s, %s)"
-        number = plan(conn, [sent], patch=[{"op": "replace", "path": "/a", "value": 2}])
-        assert rows(conn, shown, number, sent) == [{"before": {"a": 1}, "after": {"a": 2}, "problem": None}]
-        assert rows(conn, shown, number, other) == []
-        plain = row(conn, shown, plan(conn, [sent]), sent)
-        assert plain == {"before": {"a": 1}, "after": {"a": 1}, "problem": None}
-        fails = row(conn, shown, plan(conn, [sent], patch=[{"op": "remove", "path": "/b"}]), sent)
-        assert (fails["before"], fails["after"], "/b" in fails["problem"]) == ({"a": 1}, None, True)
+        sent = die_of(conn, {"a": 1})
+        shown = "select before, after, problem from bartleby.replay_change(%s, %s)"
+        for patch, after, problem in (
+            ([{"op": "replace", "path": "/a", "value": 2}], {"a": 2}, None),
+            (None, {"a": 1}, None),
+            ([{"op": "remove", "path": "/b"}], None, "patch operation 0 (remove /b): there is no such member"),
+        ):
+            number = plan(conn, [sent], "ann", **({"patch": patch} if patch else {}))
+            assert rows(conn, shown, number, sent) == [{"before": {"a": 1}, "after": after, "problem": problem}]
+            assert rows(conn, shown, number, sent + 1) == []
 
 
-class TestPreview:
-    def test_preview_predicts_without_audit_entry_and_cannot_be_controlled(self, conn: Connection) -> None:
-        ids = die(conn, 2)
-        change(conn, "hold", ids[0])
-        number = plan(conn, ids, preview=True)
-        assert replay_of(conn, number)["status"] == "preview"
-        assert predictions(conn, number) == {ids[0]: "held", ids[1]: "run"}
-        assert exclude(conn, number, [{"message_id": ids[1]}]) == 1
-        assert column(conn, "select action from bartleby.audit_log where action ~ '^replay'") == []
-        verbs = ("start", "pause", "resume", "cancel")
-        check_refusals((verb, partial(command, conn, verb, number), "ZB015", "is preview") for verb in verbs)
-        assert steps(conn) == []
-
-    def test_preview_is_dropped_or_expires_after_an_hour(self, conn: Connection, clock: Clock) -> None:
-        ids = die(conn, 2)
-        number, draft_ = plan(conn, ids, preview=True), plan(conn, ids)
-        conn.execute("select bartleby.drop_preview(%s)", [number])
-        assert column(conn, "select id from bartleby.replay") == [draft_]
-        with refused("ZB015", "is draft"):
-            conn.execute("select bartleby.drop_preview(%s)", [draft_])
-        with refused("ZB016"):
-            conn.execute("select bartleby.drop_preview(%s)", [number])
-        plan(conn, ids, preview=True)
-        clock.advance(3500)
-        conn.execute("select bartleby.prune()")
-        assert len(rows(conn, "select * from bartleby.replay")) == 2
-        clock.advance(200)
-        conn.execute("select bartleby.prune()")
-        assert column(conn, "select id from bartleby.replay") == [draft_]
+def test_preview_predicts_without_audit_entry_until_it_is_dropped_or_expires(conn: Connection, clock: Clock) -> None:
+    ids = die(conn, 2)
+    change(conn, "hold", ids[0])
+    number, draft_ = plan(conn, ids, preview=True), plan(conn, ids)
+    assert replay_of(conn, number)["status"] == "preview"
+    assert predictions(conn, number) == {ids[0]: "held", ids[1]: "run"}
+    assert exclude(conn, number, [{"message_id": ids[1]}]) == 1
+    assert column(conn, "select action from bartleby.audit_log where action ~ '^replay'") == ["replay.plan"]
+    drop = partial(conn.execute, "select bartleby.drop_preview(%s)")
+    verbs = ("start", "pause", "resume", "cancel")
+    check_refusals((verb, partial(command, conn, verb, number), "ZB015", "is preview") for verb in verbs)
+    assert plans.steps(conn) == []
+    drop([number])
+    assert column(conn, "select id from bartleby.replay") == [draft_]
+    check_refusals(
+        [("draft", partial(drop, [draft_]), "ZB015", "is draft"), ("gone", partial(drop, [number]), "ZB016", "")]
+    )
+    plan(conn, ids, preview=True)
+    clock.advance(3500)
+    conn.execute("select bartleby.prune()")
+    assert len(rows(conn, "select * from bartleby.replay")) == 2
+    clock.advance(200)
+    conn.execute("select bartleby.prune()")
+    assert column(conn, "select id from bartleby.replay") == [draft_]
 
 
 def test_hash_identifies_the_plan_and_its_exclusions(conn: Connection) -> None:
@@ -279,61 +262,53 @@ def test_hash_identifies_the_plan_and_its_exclusions(conn: Connection) -> None:
     start(conn, number, hash=replay_of(conn, number)["hash"])
     step(conn)
     assert states(conn, number) == {ids[0]: "skipped", ids[1]: "skipped", ids[2]: "replayed"}
-    assert letter_of(conn, ids[1])["status"] == "dead"
+    assert plans.letter_of(conn, ids[1])["status"] == "dead"
 
 
-class TestDrift:
-    @pytest.mark.parametrize(
-        ("drift", "words"),
-        [
-            ("hold", "1 of 3"),
-            ("discard", "1 of 3"),
-            ("replay", "1 of 3"),
-            ("die again", "newer"),
-            ("handle", "already_handled"),
-            ("release", "1 held are now run"),
-            ("drop target", "no_queue"),
-        ],
-    )
-    def test_changed_letter_stops_the_start_until_drift_is_accepted(
-        self, conn: Connection, drift: str, words: str
-    ) -> None:
-        """What was predicted to be skipped is never run: the preview did not show it."""
+def test_changed_letter_stops_the_start_until_drift_is_accepted(conn: Connection) -> None:
+    """What was predicted to be skipped is never run: the preview did not show it."""
+    for drift, words in (
+        *(("hold", "1 of 3"), ("discard", "1 of 3"), ("replay", "1 of 3"), ("die again", "newer")),
+        *(("handle", "already_handled"), ("release", "1 held are now run"), ("drop target", "no_queue")),
+    ):
         create(conn, "other")
         ids = die(conn, 3)
         if drift == "release":
             change(conn, "hold", ids[1])
         number = plan(conn, ids, **({"to": "other"} if drift == "drop target" else {}))
-        if drift == "die again":
-            change(conn, "replay", ids[1])
-            kill_all(conn)
-        elif drift == "handle":
-            conn.execute("select bartleby.mark_handled('q', 'q', %s)", [f"id:{ids[1]}"])
-        elif drift == "drop target":
-            conn.execute("select bartleby.drop_queue('other')")
-        else:
-            change(conn, drift, ids[1])
+        match drift:
+            case "die again":
+                change(conn, "replay", ids[1])
+                plans.kill_all(conn)
+            case "handle":
+                conn.execute("select bartleby.mark_handled('q', 'q', %s)", [f"id:{ids[1]}"])
+            case "drop target":
+                conn.execute("select bartleby.drop_queue('other')")
+            case _:
+                change(conn, drift, ids[1])
         before = everything(conn)
-        with refused("ZB013", words):
+        with refused("ZB013", words, row=drift):
             start(conn, number)
         assert everything(conn) == before
         start(conn, number, accept_drift=True)
-        step(conn)
+        step(conn, replay=number)
         skipped = {"handle": [], "drop target": ids}.get(drift, [ids[1]])
-        assert states(conn, number) == {ident: "skipped" if ident in skipped else "replayed" for ident in ids}
+        assert states(conn, number) == {ident: "skipped" if ident in skipped else "replayed" for ident in ids}, drift
         if drift in ("die again", "drop target"):
             assert items(conn, number)[1]["problem"].startswith(words)
+        plans.work_all(conn)
         adds_up(conn)
 
-    def test_change_from_one_reason_to_skip_to_another_is_no_drift(self, conn: Connection) -> None:
-        ids = die(conn, 2)
-        change(conn, "hold", ids[0])
-        number = plan(conn, ids)
-        change(conn, "release", ids[0])
-        change(conn, "discard", ids[0])
-        start(conn, number)
-        step(conn)
-        assert states(conn, number) == {ids[0]: "skipped", ids[1]: "replayed"}
+
+def test_another_reason_to_skip_is_no_drift(conn: Connection) -> None:
+    ids = die(conn, 2)
+    change(conn, "hold", ids[0])
+    number = plan(conn, ids)
+    change(conn, "release", ids[0])
+    change(conn, "discard", ids[0])
+    start(conn, number)
+    step(conn, replay=number)
+    assert states(conn, number) == {ids[0]: "skipped", ids[1]: "replayed"}
 
 
 VERBS = {
@@ -359,7 +334,7 @@ class TestControl:
         number = plan(conn, die(conn))
         for verb in WAYS[status]:
             if verb == "work":
-                work_all(conn)
+                plans.work_all(conn)
             if verb in ("step", "work"):
                 step(conn, replay=number)
             else:
@@ -390,7 +365,7 @@ class TestControl:
                 if status in allowed:
                     with conn.transaction(force_rollback=True):
                         self.call(conn, verb, number)
-            work_all(conn)
+            plans.work_all(conn)
         for unknown in (99, None):
             check_refusals((verb, partial(self.call, conn, verb, unknown), "ZB016", "unknown replay") for verb in VERBS)
 
@@ -398,8 +373,11 @@ class TestControl:
         number = draft(conn, None, die(conn, 2), request_id="req-1")
         exclude(conn, number, [{"message_id": 1}])
         conn.execute("select bartleby.start_replay(%s, 'a', 'r', p_request_id => 'req-2')", [number])
-        for verb in ("pause", "resume", "cancel"):
-            command(conn, verb, number)
+        command(conn, "pause", number)
+        assert (replay_of(conn, number)["cause"], plans.steps(conn)) == ("paused by ann: because", [])
+        command(conn, "resume", number)
+        assert replay_of(conn, number)["cause"] is None
+        command(conn, "cancel", number)
         found = rows(conn, "select action, subject, request_id from bartleby.audit_log where action ~ '^replay'")
         verbs = ("plan", "exclude", "start", "pause", "resume", "cancel")
         assert [line["action"] for line in found] == [f"replay.{verb}" for verb in verbs]
@@ -408,47 +386,25 @@ class TestControl:
         assert [line["request_id"] for line in found] == ["req-1", None, "req-2", None, None, None]
         assert rows(conn, "select * from bartleby.verify_audit()") == []
 
-    def test_paused_plan_makes_no_step_and_continues_where_it_was(self, conn: Connection) -> None:
-        ids = die(conn, 4)
-        number = started(conn, ids)
-        step(conn, 2)
-        command(conn, "pause", number)
-        assert steps(conn) == []
-        assert replay_of(conn, number)["cause"] == "paused by ann: because"
-        work_all(conn)
-        assert steps(conn) == []
-        assert replay_of(conn, number)["done"] == 2
-        command(conn, "resume", number)
-        step(conn)
-        assert replay_of(conn, number)["cause"] is None
-        assert work_all(conn) == ids[2:]
-
-    def test_cancelled_plan_leaves_the_rest_for_another_plan(self, conn: Connection) -> None:
+    def test_cancelled_plan_leaves_the_rest_and_counts_outcomes_as_they_come(self, conn: Connection) -> None:
         ids = die(conn, 5)
         command(conn, "cancel", plan(conn, ids))
-        assert events(conn, "replay.cancelled") == [], "it never ran"
-        number = started(conn, ids)
+        assert plans.events(conn, "replay.cancelled") == [], "it never ran"
+        number = plans.started(conn, ids)
         untouched = "select l::text from bartleby.dead_letter l where message_id > %s order by message_id"
         before = column(conn, untouched, ids[1])
         step(conn, 2)
         command(conn, "cancel", number)
-        assert steps(conn) == []
+        assert plans.steps(conn) == []
         assert column(conn, untouched, ids[1]) == before
         found = replay_of(conn, number)
         assert (found["status"], found["waiting"], found["replayed"]) == ("cancelled", 3, 2)
         assert found["finished_at"] is not None
-        kill_all(conn)
-        steps(conn)
+        plans.kill_all(conn)
+        plans.steps(conn)
         assert replay_of(conn, number)["died_again"] == 2
-        assert len(events(conn, "replay.cancelled")) == 1
-        second = started(conn, "queue:q")
-        assert list(predictions(conn, second)) == ids
-        step(conn)
-        command(conn, "cancel", second)
-        assert steps(conn) == [], "outcomes are counted as they come, not waited for"
-        assert sorted(work_all(conn)) == ids
-        steps(conn)
-        assert (replay_of(conn, second)["status"], replay_of(conn, second)["done"]) == ("cancelled", 5)
+        assert len(plans.events(conn, "replay.cancelled")) == 1
+        assert list(predictions(conn, plans.started(conn, "queue:q"))) == ids
         adds_up(conn)
 
 
@@ -467,13 +423,13 @@ class TestRaces:
                 under_way.result()
 
     def test_cancel_waits_for_the_step_under_way(self, conn: Connection, connect: Connect) -> None:
-        number = started(conn, die(conn, 3))
+        number = plans.started(conn, die(conn, 3))
         stepping, operator = connect(autocommit=False), connect()
         step(stepping, 1)
         with waiting(conn, operator, lambda conn: command(conn, "cancel", number), for_whom=stepping) as cancelling:
             stepping.commit()
             cancelling.result()
-        assert steps(conn) == []
+        assert plans.steps(conn) == []
         assert replay_of(conn, number)["waiting"] == 2
 
     def test_of_two_starts_one_is_refused(self, conn: Connection, connect: Connect) -> None:
@@ -491,32 +447,15 @@ class TestRaces:
         late.rollback()
         late.execute("set transaction isolation level repeatable read")
         with refused("ZB007"):
-            steps(late)
-
-    def test_target_is_not_dropped_in_the_middle_of_a_step(self, conn: Connection, connect: Connect) -> None:
-        create(conn, "other")
-        (sent,) = die(conn)
-        number = started(conn, [sent], to="other")
-        holder, stepping, dropping = connect(autocommit=False), connect(), connect()
-        holder.execute("select from bartleby.replay_item where replay_id = %s for update", [number])
-        with waiting(conn, stepping, steps, for_whom=holder) as under_way:
-            drop = "select bartleby.drop_queue('other')"
-            with waiting(conn, dropping, lambda conn: conn.execute(drop), for_whom=stepping) as dropped:
-                holder.rollback()
-                under_way.result()
-                with refused("ZB009", "still has messages"):
-                    dropped.result()
-        assert letter_of(conn, sent)["status"] == "replayed"
-        assert work_all(conn, "other") == [sent]
-        adds_up(conn)
+            plans.steps(late)
 
 
 class TestDroppedQueues:
     def test_letters_of_a_dropped_queue_are_skipped_and_their_messages_gone(self, conn: Connection) -> None:
-        number = started(conn, die(conn, 3))
+        number = plans.started(conn, die(conn, 3))
         step(conn, 1)
         conn.execute("select bartleby.drop_queue('q', true)")
-        steps(conn)
+        plans.steps(conn)
         found = replay_of(conn, number)
         assert (found["status"], found["skipped"], found["gone"]) == ("finished", 2, 1)
         assert {item["problem"] for item in items(conn, number) if item["state"] == "skipped"} == {
@@ -524,43 +463,34 @@ class TestDroppedQueues:
         }
         adds_up(conn)
 
-    @pytest.mark.parametrize("where", ["ready", "leased", "deferred"])
-    def test_letters_are_dead_again_if_the_target_is_dropped(self, conn: Connection, where: str) -> None:
-        create(conn, "other")
-        ids = die(conn, 3)
-        number = started(conn, ids[:2], to="other")
-        step(conn)
-        if where != "ready":
-            lease = claim(conn, 2, "other").lease
-            if where == "deferred":
-                conn.execute("select bartleby.release(%s, null, '1 hour')", [lease])
-        conn.execute("select bartleby.drop_queue('other', true)")
-        assert statuses(conn) == dict.fromkeys(ids, "dead")
-        assert step(conn)["status"] == "finished"
-        assert replay_of(conn, number)["replayed"] == 0
-        adds_up(conn)
-        assert len(change(conn, "replay", *ids)) == 3
-        assert sorted(work_all(conn)) == ids
-
-    def test_letters_of_completed_messages_stay_resolved(self, conn: Connection) -> None:
-        create(conn, "other")
-        ids = die(conn, 2)
-        started(conn, ids, to="other")
-        step(conn)
-        work_all(conn, "other")
-        conn.execute("select bartleby.drop_queue('other')")
-        assert statuses(conn) == dict.fromkeys(ids, "resolved")
-        assert step(conn)["status"] == "finished"
+    def test_letters_are_dead_again_if_the_target_is_dropped_unless_they_are_done(self, conn: Connection) -> None:
+        for where, status in (("ready", "dead"), ("leased", "dead"), ("deferred", "dead"), ("done", "resolved")):
+            create(conn, "other")
+            ids = die(conn, 3)
+            number = plans.started(conn, ids[:2], to="other")
+            step(conn)
+            claimed = None if where == "ready" else sql.claim(conn, 2, "other")
+            if claimed and where == "deferred":
+                sql.release(conn, claimed.lease, delay="1 hour")
+            elif claimed and where == "done":
+                sql.ack(conn, claimed.lease)
+            conn.execute("select bartleby.drop_queue('other', %s)", [where != "done"])
+            assert [plans.statuses(conn)[ident] for ident in ids] == [status, status, "dead"], where
+            assert step(conn)["status"] == "finished"
+            assert replay_of(conn, number)["replayed"] == 0
+            adds_up(conn)
+            change(conn, "replay", *ids)
+            assert sorted(plans.work_all(conn)) == (ids[2:] if where == "done" else ids)
 
     def test_message_that_lives_elsewhere_survives_its_queue(self, conn: Connection) -> None:
         create(conn, "other")
         (sent,) = die(conn)
-        number = started(conn, [sent], to="other")
+        number = plans.started(conn, [sent], to="other")
         step(conn)
         conn.execute("select bartleby.drop_queue('q', true)")
         step(conn)
         assert states(conn, number) == {sent: "gone"}
-        assert kill_all(conn, "other") == [sent]
-        found = letter_of(conn, sent)
+        assert plans.kill_all(conn, "other") == [sent]
+        found = plans.letter_of(conn, sent)
         assert (found["queue"], found["cycle"], found["status"]) == ("other", 2, "dead")
         adds_up(conn)

@@ -1,32 +1,14 @@
 """Replay: the same message lives again, once, and its history continues in the same dead letter."""
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 
+from tests.kit import plans, sql
 from tests.kit.clock import Clock
 from tests.kit.refusals import check_refusals
-from tests.kit.sql import (
-    Connect,
-    Connection,
-    Row,
-    ack,
-    claim,
-    column,
-    create,
-    drain,
-    fail,
-    fail_all,
-    reap,
-    release,
-    row,
-    rows,
-    send,
-    send_count,
-    stats,
-    value,
-    waiting,
-)
+from tests.kit.sql import Connect, Connection, Row, claim, column, create, fail_all, row, send, waiting
 
 
 @pytest.fixture
@@ -41,6 +23,12 @@ def replay(
     return column(conn, "select bartleby.replay(%s, %s, %s, %s)", list(ids), actor, reason, generation)
 
 
+def replay_by_plan(conn: Connection, *ids: int, generation: int | None = None) -> list[int]:
+    plans.started(conn, list(ids), **({} if generation is None else {"generation": generation}))
+    plans.steps(conn)
+    return list(ids)
+
+
 def letter(conn: Connection) -> Row:
     return row(conn, "select * from bartleby.dead_letters")
 
@@ -52,7 +40,10 @@ def die(conn: Connection, **failure: object) -> int:
     return claimed.ids[0]
 
 
-def test_same_message_comes_again_with_new_attempts(conn: Connection, connect: Connect, clock: Clock) -> None:
+@pytest.mark.parametrize("again", [replay, replay_by_plan], ids=["by_hand", "by_plan"])
+def test_same_message_comes_again_with_new_attempts(
+    conn: Connection, connect: Connect, clock: Clock, again: Callable[..., list[int]]
+) -> None:
     sent = send(conn, {"a": 1}, headers={"h": 1}, key="k", generation=4, max_attempts=2)
     first = claim(conn).one
     conn.execute("select bartleby.fail(%s, '[{\"position\": 1}]')", [first["lease_id"]])
@@ -60,58 +51,33 @@ def test_same_message_comes_again_with_new_attempts(conn: Connection, connect: C
     assert die(conn) == sent
     clock.advance(60)
     worker = connect()
-    worker.execute(f'listen "{value(worker, "select bartleby.channel(%s)", "q")}"')
+    worker.execute(f'listen "{sql.value(worker, "select bartleby.channel(%s)", "q")}"')
     worker.execute("select bartleby.idle('q')")
-    assert replay(conn, sent, reason="deployed 1.2") == [sent]
+    assert again(conn, sent) == [sent]
     assert list(worker.notifies(timeout=30, stop_after=1)), "an idle worker is woken"
     found = letter(conn)
-    assert (found["status"], found["replayed_by"], found["replay_reason"]) == ("replayed", "ann", "deployed 1.2")
+    assert (found["status"], found["replayed_by"], found["replay_reason"]) == ("replayed", "ann", "fixed")
     assert found["replayed_at"] is not None
-    assert (stats(conn)["dead"], stats(conn)["ready"]) == (0, 1)
-    again = claim(conn).one
+    assert (sql.stats(conn)["dead"], sql.stats(conn)["ready"]) == (0, 1)
+    claimed = claim(conn).one
     same = ("message_id", "payload", "headers", "key", "generation", "created_at", "solo", "attempt")
-    assert {name: again[name] for name in same} == {name: first[name] for name in same}
+    assert {name: claimed[name] for name in same} == {name: first[name] for name in same}
     state = row(conn, "select cycle, attempts, max_attempts from bartleby.messages")
     assert state == {"cycle": 2, "attempts": 0, "max_attempts": 2}
 
 
 def test_replay_happens_once_and_only_for_dead_letters(conn: Connection) -> None:
-    ids = send_count(conn, 3)
-    dead = die(conn)
+    create(conn, "other")
+    ids = [*sql.send_count(conn, 3), send(conn, "there", "other")]
+    dead, elsewhere = die(conn), claim(conn, queue="other")
+    fail_all(conn, elsewhere, verdict="dead")
     claim(conn)
-    with conn.transaction(force_rollback=True):
-        assert replay(conn, dead) == [dead]
-    assert stats(conn)["dead"] == 1
     assert replay(conn) == column(conn, "select bartleby.replay(null, 'a', 'b')") == []
-    assert replay(conn, *ids, dead, 999, -1) == [dead]
+    assert replay(conn, *ids, dead, 999, -1) == [dead, *elsewhere.ids]
     assert replay(conn, dead, actor="bob") == []
-    assert letter(conn)["replayed_by"] == "ann"
-    assert value(conn, "select count(*) from bartleby.messages") == 3
-    assert sorted(drain(conn)) == [1, 3]
+    assert set(column(conn, "select replayed_by from bartleby.dead_letters")) == {"ann"}
+    assert (sorted(sql.drain(conn)), sql.drain(conn, "other")) == ([1, 3], ["there"]), "where they died"
     assert (replay(conn, dead), claim(conn).messages) == ([], [])
-
-
-def test_of_two_replays_at_once_one_replays(connect: Connect, conn: Connection) -> None:
-    send_count(conn, 2)
-    ids = [die(conn), die(conn)]
-    one, two = connect(autocommit=False), connect()
-    assert replay(one, *ids) == ids
-    with waiting(conn, two, lambda conn: replay(conn, *reversed(ids)), for_whom=one) as second:
-        one.commit()
-        assert second.result() == []
-    assert sorted(drain(conn)) == [1, 2]
-
-
-def test_second_replay_happens_if_the_first_rolls_back(connect: Connect, conn: Connection) -> None:
-    send(conn, 1)
-    dead = die(conn)
-    one, two = connect(autocommit=False), connect()
-    replay(one, dead)
-    with waiting(conn, two, lambda conn: replay(conn, dead, actor="bob"), for_whom=one) as second:
-        one.rollback()
-        assert second.result() == [dead]
-    assert letter(conn)["replayed_by"] == "bob"
-    assert drain(conn) == [1]
 
 
 @pytest.mark.parametrize("four_eyes", [False, True])
@@ -119,10 +85,10 @@ def test_letters_are_locked_in_the_order_of_their_ids(connect: Connect, conn: Co
     """In whatever order they are named, few or many: every other caller locks in that order too."""
     if four_eyes:
         conn.execute("select bartleby.configure_queue('q', '{\"approve_above\": 400}')")
-    ids = send_count(conn, 400)
+    ids = sql.send_count(conn, 400)
     claimed = claim(conn, 400)
     for position in reversed(claimed.positions):
-        fail(conn, claimed.lease, {"position": position, "verdict": "dead"})
+        sql.fail(conn, claimed.lease, {"position": position, "verdict": "dead"})
     # the planner believes that nothing is dead
     conn.execute("update bartleby.dead_letter set status = 'discarded'")
     conn.execute("analyze bartleby.dead_letter")
@@ -138,22 +104,22 @@ def test_letters_are_locked_in_the_order_of_their_ids(connect: Connect, conn: Co
 
 
 def test_ack_resolves_the_letter_of_its_message_only(conn: Connection, clock: Clock) -> None:
-    send_count(conn, 3)
+    sql.send_count(conn, 3)
     ids = [die(conn), die(conn)]
     replay(conn, *ids)
     claimed = claim(conn, 10)
     acked = claimed.messages[1]
-    assert ack(conn, acked["lease_id"], [acked["position"]]) == 1
-    found = rows(conn, "select message_id, status, resolved_at is not null as at from bartleby.dead_letters")
+    assert sql.ack(conn, acked["lease_id"], [acked["position"]]) == 1
+    found = sql.rows(conn, "select message_id, status, resolved_at is not null as at from bartleby.dead_letters")
     assert {(each["message_id"], each["status"], each["at"]) for each in found} == {
         (acked["message_id"], "resolved", True),
         (({*ids} - {acked["message_id"]}).pop(), "replayed", False),
     }
-    release(conn, claimed.lease)
+    sql.release(conn, claimed.lease)
     clock.advance(1)
     fail_all(conn, claim(conn, 10))
     clock.advance(1)
-    drain(conn)
+    sql.drain(conn)
     assert set(column(conn, "select status from bartleby.dead_letters")) == {"resolved"}
 
 
@@ -174,15 +140,13 @@ def test_dying_again_keeps_one_letter_with_the_earlier_cycle(conn: Connection, c
     assert (entry["cycle"], entry["reason"], entry["attempts"], entry["error_type"]) == (1, "terminal", 1, "First")
     assert (entry["replayed_by"], entry["replay_reason"], entry["fingerprint"]) == ("ann", "fixed", "f1")
     assert before["dead_at"] < after["dead_at"]
-    ledger = rows(conn, "select cycle, attempt from bartleby.attempts order by failed_at")
+    ledger = sql.rows(conn, "select cycle, attempt from bartleby.attempts order by failed_at")
     assert [(found["cycle"], found["attempt"]) for found in ledger] == [(1, 1), (2, 1), (2, 2)]
     errors = ["one", "2"]
     for cycle in range(3, 6):
         assert replay(conn, sent) == [sent]
         die(conn, error=str(cycle))
-        found = letter(conn)
-        assert found["cycle"] == cycle
-        history = [(each["cycle"], each["error"]) for each in found["failure_history"]]
+        history = [(each["cycle"], each["error"]) for each in letter(conn)["failure_history"]]
         assert history == list(enumerate(errors, 1))
         errors.append(str(cycle))
 
@@ -194,33 +158,24 @@ def test_crashes_count_anew_in_each_cycle(conn: Connection, clock: Clock) -> Non
         for _ in range(2):
             claim(conn)
             clock.advance(61)
-            reap(conn)
+            sql.reap(conn)
             clock.advance(1)
         found = letter(conn)
         assert (found["status"], found["reason"], found["crashes"], found["cycle"]) == ("dead", "crashed", 1, cycle)
         replay(conn, sent)
 
 
-def test_messages_return_to_the_queue_they_died_in(conn: Connection) -> None:
-    create(conn, "other")
-    send(conn, "here")
-    send(conn, "there", "other")
-    there = claim(conn, queue="other")
-    fail_all(conn, there, verdict="dead")
-    replay(conn, die(conn), *there.ids)
-    assert (drain(conn), drain(conn, "other")) == (["here"], ["there"])
-
-
 def test_generation_is_replaced_only_when_given(conn: Connection) -> None:
-    for before, given, expected in ((None, 7, 7), (4, 7, 7), (4, None, 4), (4, 0, 0)):
-        sent = send(conn, 1, generation=before)
-        die(conn)
-        assert replay(conn, sent, generation=given) == [sent]
-        claimed = claim(conn)
-        assert claimed.one["generation"] == expected, (before, given)
-        fail_all(conn, claimed, verdict="dead")
-        found = row(conn, "select generation, failure_history from bartleby.dead_letters where message_id = %s", sent)
-        assert (found["generation"], found["failure_history"][0]["generation"]) == (expected, before)
+    for again in (replay, replay_by_plan):
+        for before, given, expected in ((None, 7, 7), (4, 7, 7), (4, None, 4), (4, 0, 0)):
+            sent = send(conn, 1, generation=before)
+            die(conn)
+            assert again(conn, sent, generation=given) == [sent]
+            claimed = claim(conn)
+            assert claimed.one["generation"] == expected, (before, given)
+            fail_all(conn, claimed, verdict="dead")
+            found = plans.letter_of(conn, sent)
+            assert (found["generation"], found["failure_history"][0]["generation"]) == (expected, before)
 
 
 def test_refused_replays(conn: Connection) -> None:
@@ -236,4 +191,4 @@ def test_refused_replays(conn: Connection) -> None:
             ("negative", partial(replay, conn, dead, generation=-1), "ZB008", "generation"),
         ]
     )
-    assert stats(conn)["dead"] == 1
+    assert sql.stats(conn)["dead"] == 1

@@ -4,28 +4,11 @@ from typing import Any
 
 import pytest
 
+from tests.kit import plans, sql
 from tests.kit.clock import Clock
-from tests.kit.plans import (
-    adds_up,
-    bury,
-    change,
-    command,
-    die,
-    die_of,
-    events,
-    kill_all,
-    letter_of,
-    plan,
-    replay_of,
-    start,
-    started,
-    statuses,
-    step,
-    steps,
-    work_all,
-)
+from tests.kit.plans import adds_up, change, command, die, die_of, events, kill_all, letter_of, plan, started, statuses
 from tests.kit.refusals import refused_row
-from tests.kit.sql import Connect, Connection, ack, claim, column, create, fail_all, refused, rows, send_count, value
+from tests.kit.sql import Connect, Connection, claim, column, create, refused, rows, send_count, value
 
 DAY = 86400
 
@@ -65,7 +48,7 @@ class TestLetters:
         clock.advance(10 * DAY)
         change(conn, "discard", discarded, restored)
         change(conn, "replay", resolved)
-        work_all(conn)
+        plans.work_all(conn)
         change(conn, "replay", replayed)
         clock.advance(10 * DAY)
         change(conn, "restore", restored)
@@ -81,7 +64,7 @@ class TestLetters:
         assert prune(conn)["unresolved dead letters"] == 1
         clock.advance(1000 * DAY)
         prune(conn)
-        assert work_all(conn) == [replayed], "what is alive is kept however old it is"
+        assert plans.work_all(conn) == [replayed], "what is alive is kept however old it is"
         assert statuses(conn) == {replayed: "resolved"}
         assert dead not in statuses(conn)
         adds_up(conn)
@@ -91,7 +74,7 @@ class TestLetters:
         ids = die(conn, 3)
         change(conn, "discard", ids[1])
         change(conn, "replay", ids[2])
-        work_all(conn)
+        plans.work_all(conn)
         change(conn, "hold", *ids)
         clock.advance(1000 * DAY)
         prune(conn)
@@ -156,7 +139,7 @@ class TestLetters:
         assert column(conn, "select message_id from bartleby.attempts") == [ids[1]]
         operator.commit()
         prune(janitor)
-        assert work_all(conn) == [ids[1]]
+        assert plans.work_all(conn) == [ids[1]]
         adds_up(conn)
 
 
@@ -164,7 +147,8 @@ class TestPayloads:
     def test_they_go_first_and_the_evidence_stays(self, conn: Connection, clock: Clock) -> None:
         create(conn, "q", payload_retention="7 days")
         failure = {"error": "e", "traceback": "t", "fingerprint": "f"}
-        sent = die_of(conn, {"a": 1}, headers={"h": 1}, key="k", failure=failure)
+        alive, sent = die_of(conn, 5), die_of(conn, {"a": 1}, headers={"h": 1}, key="k", failure=failure)
+        change(conn, "replay", alive)
         clock.advance(7 * DAY - 60)
         assert prune(conn) == {}
         clock.advance(120)
@@ -177,6 +161,7 @@ class TestPayloads:
         assert prune(conn) == {}
         clock.advance(23 * DAY)
         assert prune(conn)["unresolved dead letters"] == 1
+        assert letter_of(conn, alive)["payload"] == 5
 
     def test_unresolved_ones_are_warned_of_and_reported(self, conn: Connection, clock: Clock) -> None:
         create(conn, "q", payload_retention="7 days")
@@ -199,7 +184,7 @@ class TestPayloads:
         sent = die_of(conn, {"secret": 1})
         for secret in (2, 3):
             started(conn, [sent], patch=[{"op": "replace", "path": "/secret", "value": f"s{secret}"}])
-            steps(conn)
+            plans.steps(conn)
             kill_all(conn)
         number = started(conn, [sent])
         clock.advance(2 * DAY)
@@ -208,16 +193,16 @@ class TestPayloads:
         assert (found["edited"], found["cycle"], len(found["failure_history"])) == (None, 3, 2)
         assert [secret for secret in ("s2", "s3") if secret in str(found)] == []
         assert change(conn, "replay", sent) == []
-        steps(conn)
-        assert replay_of(conn, number)["skipped"] == 1
+        plans.steps(conn)
+        assert plans.replay_of(conn, number)["skipped"] == 1
         adds_up(conn)
 
     def test_changed_retention_holds_for_old_letters(self, conn: Connection, clock: Clock) -> None:
         ids = die(conn, 7)
         change(conn, "discard", *ids[:3])
         clock.advance(10 * DAY)
-        for longer in (None, "60 days", "20 days"):
-            create(conn, "q", **({"payload_retention": longer} if longer else {}))
+        for longer in ("60 days", "20 days"):
+            create(conn, "q", payload_retention=longer)
             assert prune(conn) == {}, longer
         create(conn, "q", payload_retention="5 days")
         assert [prune(conn, 3) for _ in range(4)] == [{"payloads": 3}, {"payloads": 3}, {"payloads": 1}, {}]
@@ -225,25 +210,6 @@ class TestPayloads:
         for retention in bad:
             with refused_row(retention, "ZB003", "payload_retention"):
                 create(conn, "q", payload_retention=retention)
-
-    def test_they_stay_while_the_letter_is_alive_held_or_locked(
-        self, conn: Connection, clock: Clock, connect: Connect, janitor: Connection
-    ) -> None:
-        create(conn, "q", payload_retention="1 day")
-        ids = die(conn, 4)
-        change(conn, "replay", ids[0])
-        change(conn, "hold", ids[1])
-        clock.advance(2 * DAY)
-        operator = connect(autocommit=False)
-        change(operator, "hold", ids[2])
-        prune(janitor)
-        assert [letter_of(conn, each)["payload"] for each in ids] == [1, 2, 3, None]
-        operator.rollback()
-        change(conn, "release", ids[1])
-        work_all(conn)
-        clock.advance(DAY + 60)
-        assert prune(janitor) == {"payloads": 3}
-        assert [letter_of(conn, each)["payload"] for each in ids] == [None] * 4
 
     def test_erased_message_dies_without_payload_and_erasing_waits_for_no_sender(
         self, conn: Connection, clock: Clock, connect: Connect, janitor: Connection
@@ -259,17 +225,17 @@ class TestPayloads:
         found = letter_of(conn, sent)
         assert (found["status"], found["payload"], found["edited"], found["key"]) == ("dead", None, None, None)
         sender.commit()
-        assert len(work_all(conn)) == 1
+        assert len(plans.work_all(conn)) == 1
         adds_up(conn)
 
 
 def test_ledger_of_messages_that_did_not_die_is_deleted(conn: Connection, clock: Clock) -> None:
     send_count(conn, 5)
-    fail_all(conn, claim(conn, 5), delay=40 * DAY)
+    sql.fail_all(conn, claim(conn, 5), delay=40 * DAY)
     clock.advance(31 * DAY)
     assert [prune(conn, 2) for _ in range(4)] == [{"attempts": 2}, {"attempts": 2}, {"attempts": 1}, {}]
     clock.advance(10 * DAY)
-    assert len(work_all(conn)) == 5
+    assert len(plans.work_all(conn)) == 5
 
 
 class TestPlans:
@@ -284,10 +250,10 @@ class TestPlans:
         command(conn, "cancel", plan(conn, ids[:1]))
         started(conn, ids[:1])
         paused = started(conn, ids[1:])
-        steps(conn, 1)
+        plans.steps(conn, 1)
         command(conn, "pause", paused)
-        work_all(conn)
-        steps(conn)
+        plans.work_all(conn)
+        plans.steps(conn)
         clock.advance(29 * DAY)
         assert prune(conn) == {}
         clock.advance(2 * DAY)
@@ -301,19 +267,18 @@ class TestPlans:
         clock.advance(31 * DAY)
         assert prune(conn, 3) == {"replays": 3}
         with refused("ZB015", "is cancelled"):
-            start(conn, number)
+            plans.start(conn, number)
         assert [prune(conn, 3), prune(conn, 3), prune(conn, 3)] == [{"replays": 3}, {"replays": 1}, {}]
         assert rows(conn, "select * from bartleby.replays") == []
 
     def test_outcome_after_the_plan_is_forgotten_is_harmless(self, conn: Connection, clock: Clock) -> None:
         ids = die(conn, 2)
         number = started(conn, ids)
-        step(conn, 1)
+        plans.step(conn, 1)
         command(conn, "cancel", number)
         clock.advance(31 * DAY)
         prune(conn)
-        assert work_all(conn) == ids[:1]
-        assert steps(conn) == []
+        assert (plans.work_all(conn), plans.steps(conn)) == (ids[:1], [])
         assert rows(conn, "select * from bartleby.replay_delta") == []
         adds_up(conn)
 
@@ -385,7 +350,7 @@ class TestGroups:
         worker = connect(autocommit=False)
         conn.execute("update bartleby.failure_group set state_at = state_at - interval '10 days'")
         conn.execute("delete from bartleby.group_hour")
-        bury(worker, claimed, fingerprint="f")
+        plans.bury(worker, claimed, fingerprint="f")
         prune(janitor)
         worker.commit()
         prune(janitor)
@@ -406,7 +371,7 @@ class TestGroups:
         assert prune(janitor) == {}  # first it is recorded that the group is empty
         conn.execute("select bartleby.tally()")
         assert prune(janitor) == {}
-        bury(conn, claimed, fingerprint="g")
+        plans.bury(conn, claimed, fingerprint="g")
         writer.rollback()
         assert prune(janitor) == {"groups": 1}
         assert column(conn, "select fingerprint from bartleby.groups") == ["g"]
@@ -419,7 +384,7 @@ def test_unresolved_letters_that_go_soon_are_listed(conn: Connection, clock: Clo
     change(conn, "hold", ids[0])
     change(conn, "discard", ids[1])
     change(conn, "replay", *ids[2:4])
-    ack(conn, claim(conn).lease)
+    sql.ack(conn, claim(conn).lease)
     clock.advance(22 * DAY)
     assert expiring(conn) == []
     die(conn, 5)
