@@ -6,19 +6,7 @@ from typing import LiteralString
 import pytest
 
 from tests.kit.events import NOT_TOLD, put_sink
-from tests.kit.plans import (
-    adds_up,
-    bury,
-    change,
-    die,
-    events,
-    started,
-    states,
-    statuses,
-    step,
-    steps,
-    work_all,
-)
+from tests.kit.plans import adds_up, bury, change, die, events, started, states, statuses, step, steps, work_all
 from tests.kit.sql import Claim, Connection, claim, column, create, fail, rows, send, value
 from tests.property.sessions import WANTS, Sessions, execute
 

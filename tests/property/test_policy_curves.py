@@ -1,6 +1,5 @@
 """A handler's policy and a queue's policy of the same words wait the same time: Python and SQL have one curve."""
 
-import json
 from typing import Any
 
 import psycopg
@@ -54,35 +53,20 @@ def close(one: float, other: float) -> bool:
 
 
 @once_per_example
-@given(policy=policies, numbers=attempts)
-def test_delays_without_jitter_are_equal(conn: Connection, policy: dict[str, Any], numbers: list[int]) -> None:
-    policy = {**policy, "jitter": "none"}
-    expected = [RetryPolicy.of(policy).delay(number) for number in numbers]
-    found = delays_of_the_queue(conn, policy, numbers)
-    assert all(mine is not None and close(mine, theirs) for mine, theirs in zip(expected, found, strict=True)), (
-        json.dumps([policy, numbers, expected, found])
-    )
-
-
-@once_per_example
 @given(policy=policies, numbers=attempts, draw=st.floats(0, 1, exclude_max=True))
-def test_delays_with_jitter_stay_below_the_curve(
+def test_delays_are_equal_and_jitter_stays_below_the_curve(
     conn: Connection, policy: dict[str, Any], numbers: list[int], draw: float
 ) -> None:
-    found = delays_of_the_queue(conn, policy, numbers)
+    curve = {**policy, "jitter": "none"}
     # Which curves have jitter when nothing is said about it is a rule of both, too.
     jitter = policy.get("jitter", "full" if policy["backoff"] == "exponential" else "none")
-    for number, theirs in zip(numbers, found, strict=True):
-        most = RetryPolicy.of({**policy, "jitter": "none"}).delay(number)
-        mine = RetryPolicy.of(policy).delay(number, lambda: draw)
+    exact, found = (delays_of_the_queue(conn, each, numbers) for each in (curve, policy))
+    for number, without, theirs in zip(numbers, exact, found, strict=True):
+        most, mine = RetryPolicy.of(curve).delay(number), RetryPolicy.of(policy).delay(number, lambda: draw)
         assert most is not None
-        assert mine is not None
-        if jitter == "full":
-            assert 0 <= theirs <= most + 2e-6 + 1e-9 * most
-            assert mine == most * draw
-        else:
-            assert close(most, theirs)
-            assert mine == most
+        assert close(most, without), (policy, number)
+        assert mine == (most * draw if jitter == "full" else most)
+        assert 0 <= theirs <= most + 2e-6 + 1e-9 * most if jitter == "full" else close(most, theirs)
 
 
 def test_both_refuse_the_same_policies(conn: Connection) -> None:

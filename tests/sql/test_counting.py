@@ -57,28 +57,6 @@ class TestCounts:
         adds_up(conn)
         assert counts(conn) == {"dead": 1}
 
-    def test_tally_changes_no_count(self, conn: Connection, clock: Clock) -> None:
-        clock.half_past()
-        ids = die(conn, 3, fingerprint="f")
-        change(conn, "discard", ids[0])
-        die(conn, 2, fingerprint="g")
-
-        def shown() -> list[list[dict[str, object]]]:
-            letters = rows(conn, "select * from bartleby.letter_counts where letters <> 0 order by 1, 2, 3")
-            return [
-                letters,
-                rows(conn, "select id, dead, deaths_by_hour, last_dead_at from bartleby.groups order by id"),
-            ]
-
-        before = shown()
-        for limit in (1, 3, 10000):
-            with conn.transaction(force_rollback=True):
-                while tally(conn, limit):
-                    assert shown() == before, limit
-                    adds_up(conn)
-                assert (shown(), deltas(conn)) == (before, [])
-        assert len(deltas(conn)) > 0
-
     def test_batch_writes_one_row_and_what_changes_no_count_none(self, conn: Connection) -> None:
         ids = die(conn, 100, fingerprint="f")
         die(conn, 100, fingerprint="f")

@@ -9,20 +9,7 @@ from psycopg.types.json import Jsonb
 
 from tests.kit import plans, sql
 from tests.kit.clock import Clock
-from tests.kit.plans import (
-    adds_up,
-    change,
-    command,
-    die,
-    die_of,
-    items,
-    plan,
-    predictions,
-    replay_of,
-    start,
-    states,
-    step,
-)
+from tests.kit.plans import adds_up, change, command, die, die_of, plan, predictions, replay_of, start, states, step
 from tests.kit.refusals import check_refusals
 from tests.kit.sql import Connect, Connection, Row, column, create, refused, rows, value, waiting
 
@@ -153,7 +140,7 @@ class TestPrediction:
         assert exclude(conn, number, [{"message_id": made["invalid"], "problem": "no such country"}]) == 1
         assert predictions(conn, number) == {ident: name for name, ident in made.items()}
         assert replay_of(conn, number)["predictions"] == dict.fromkeys(made, 1)
-        problems = {item["prediction"]: item["problem"] for item in items(conn, number)}
+        problems = {item["prediction"]: item["problem"] for item in plans.items(conn, number)}
         for name in ("held", "discarded", "replayed"):
             assert problems[name] == f"{name}: by ben: by hand"
         assert "/text" in problems["patch_fails"]
@@ -164,7 +151,7 @@ class TestPrediction:
         assert {*alive.ids} == {made[name] for name in RUN} | {made["replayed"]}
         conn.execute("select bartleby.ack(%s)", [alive.lease])
         assert step(conn)["status"] == "finished"
-        for item in items(conn, number):
+        for item in plans.items(conn, number):
             predicted = item["prediction"]
             outcome = "done" if predicted in {"run", "again"} else predicted if predicted in RUN else "skipped"
             assert item["state"] == outcome, item
@@ -295,7 +282,7 @@ def test_changed_letter_stops_the_start_until_drift_is_accepted(conn: Connection
         skipped = {"handle": [], "drop target": ids}.get(drift, [ids[1]])
         assert states(conn, number) == {ident: "skipped" if ident in skipped else "replayed" for ident in ids}, drift
         if drift in ("die again", "drop target"):
-            assert items(conn, number)[1]["problem"].startswith(words)
+            assert plans.items(conn, number)[1]["problem"].startswith(words)
         plans.work_all(conn)
         adds_up(conn)
 
@@ -458,7 +445,7 @@ class TestDroppedQueues:
         plans.steps(conn)
         found = replay_of(conn, number)
         assert (found["status"], found["skipped"], found["gone"]) == ("finished", 2, 1)
-        assert {item["problem"] for item in items(conn, number) if item["state"] == "skipped"} == {
+        assert {item["problem"] for item in plans.items(conn, number) if item["state"] == "skipped"} == {
             "unknown: there is no dead letter of this id"
         }
         adds_up(conn)

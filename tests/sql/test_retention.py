@@ -42,33 +42,6 @@ def expiring(conn: Connection, within: str = "7 days") -> list[tuple[Any, ...]]:
 
 
 class TestLetters:
-    def test_each_status_counts_from_its_own_time(self, conn: Connection, clock: Clock) -> None:
-        """Thirty days since it died, was discarded, or was done."""
-        dead, discarded, resolved, replayed, restored = die(conn, 5)
-        clock.advance(10 * DAY)
-        change(conn, "discard", discarded, restored)
-        change(conn, "replay", resolved)
-        plans.work_all(conn)
-        change(conn, "replay", replayed)
-        clock.advance(10 * DAY)
-        change(conn, "restore", restored)
-        clock.advance(10 * DAY - 60)
-        assert prune(conn) == {}
-        clock.advance(120)
-        assert prune(conn)["unresolved dead letters"] == 1
-        assert set(statuses(conn)) == {discarded, resolved, replayed, restored}
-        clock.advance(10 * DAY)
-        assert prune(conn)["resolved and discarded letters"] == 2
-        assert statuses(conn) == {replayed: "replayed", restored: "dead"}
-        clock.advance(10 * DAY)
-        assert prune(conn)["unresolved dead letters"] == 1
-        clock.advance(1000 * DAY)
-        prune(conn)
-        assert plans.work_all(conn) == [replayed], "what is alive is kept however old it is"
-        assert statuses(conn) == {replayed: "resolved"}
-        assert dead not in statuses(conn)
-        adds_up(conn)
-
     def test_held_letter_is_kept_with_its_payload_and_its_ledger(self, conn: Connection, clock: Clock) -> None:
         create(conn, "q", payload_retention="1 day")
         ids = die(conn, 3)
@@ -124,23 +97,6 @@ class TestLetters:
         assert gone == [2, 2, 2]
         events_of = "select sum((data -> 'unresolved')::int) from bartleby.events where type like '%%.expired'"
         assert value(conn, events_of) == 6, "the event of the first letter has expired itself"
-
-    def test_two_sessions_share_the_work_and_leave_what_is_locked(
-        self, conn: Connection, clock: Clock, connect: Connect, janitor: Connection
-    ) -> None:
-        ids = die(conn, 7)
-        clock.advance(31 * DAY)
-        operator, first = connect(autocommit=False), connect(autocommit=False)
-        change(operator, "replay", ids[1])
-        assert prune(first, 4)["unresolved dead letters"] == 4
-        assert prune(janitor)["unresolved dead letters"] == 2
-        first.rollback()
-        assert prune(janitor)["unresolved dead letters"] == 4
-        assert column(conn, "select message_id from bartleby.attempts") == [ids[1]]
-        operator.commit()
-        prune(janitor)
-        assert plans.work_all(conn) == [ids[1]]
-        adds_up(conn)
 
 
 class TestPayloads:
