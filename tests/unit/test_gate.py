@@ -15,7 +15,6 @@ MEASURING = {
 CLOCKS = {"monotonic", "time", "monotonic_ns", "time_ns"}
 # files that may read the clock without asserting how much time has passed
 READS_THE_CLOCK = {
-    "property/sessions.py": "gives up waiting for another session",
     "unit/test_lanes.py": "gives leases a deadline, and gives up waiting",
     "worker/test_handlers.py": "a rate is a lower bound, and a busy machine only takes longer",
     "worker/test_spool.py": "dates a failure",

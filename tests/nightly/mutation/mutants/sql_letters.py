@@ -2,7 +2,58 @@
 
 from tests.nightly.mutation.mutant import Mutant
 
+SCHEDULES = "tests/property/test_life.py::test_committed_message_is_in_exactly_one_place_in_any_schedule"
+
 MUTANTS = [
+    Mutant(
+        "retention counts from the death of a letter",
+        "sql/retention.sql",
+        "l.status = v_status and l.status_at < v_until",
+        "l.status = v_status and l.dead_at < v_until",
+        SCHEDULES,
+    ),
+    Mutant(
+        "retention waits for letters that are locked",
+        "sql/retention.sql",
+        "limit p_limit - cardinality(v_ids) for update skip locked);",
+        "limit p_limit - cardinality(v_ids) for update);",
+        SCHEDULES,
+    ),
+    Mutant(
+        "a step replays into queues that are paused or broken",
+        "sql/replaying.sql",
+        "where q.paused or q.breaker_state <> 'closed');",
+        "where false);",
+        SCHEDULES,
+    ),
+    Mutant(
+        "a letter that dies again keeps its sequence",
+        "sql/dead_letters.sql",
+        "l.failure_history || bartleby.past_cycle(l), l.sequence + 1,",
+        "l.failure_history || bartleby.past_cycle(l), l.sequence,",
+        SCHEDULES,
+    ),
+    Mutant(
+        "a tally adds nothing to the counts",
+        "sql/counting.sql",
+        "do update set letters = c.letters + excluded.letters",
+        "do update set letters = excluded.letters",
+        SCHEDULES,
+    ),
+    Mutant(
+        "a negated term does not fit letters without a value",
+        "sql/condition.sql",
+        "then '(%s) is not true' else",
+        "then 'not (%s)' else",
+        "tests/sql/test_filter.py::test_terms_are_combined_and_negated",
+    ),
+    Mutant(
+        "a patch adds before the last element instead of after it",
+        "sql/patch.sql",
+        "p_path[:v_last - 1] || jsonb_array_length(v_parent)::text, p_value)",
+        "p_path[:v_last - 1] || (jsonb_array_length(v_parent) - 1)::text, p_value)",
+        "tests/property/test_patches.py::test_sql_and_jsonpatch_agree",
+    ),
     Mutant(
         "the author of a plan may approve it in capitals",
         "sql/replay_control.sql",
@@ -57,7 +108,7 @@ MUTANTS = [
         "sql/retention.sql",
         "case r.status when 'preview' then interval '1 hour' else",
         "case r.status when 'preview' then interval '30 days' else",
-        "tests/sql/test_plans.py::TestPreview::test_preview_is_dropped_or_expires_after_an_hour",
+        "tests/sql/test_plans.py::test_preview_predicts_without_audit_entry_until_it_is_dropped_or_expires",
     ),
     Mutant(
         "a held letter is restored",
