@@ -42,6 +42,33 @@ def expiring(conn: Connection, within: str = "7 days") -> list[tuple[Any, ...]]:
 
 
 class TestLetters:
+    def test_each_status_counts_from_its_own_time(self, conn: Connection, clock: Clock) -> None:
+        """Thirty days since it died, was discarded, or was done."""
+        dead, discarded, resolved, replayed, restored = die(conn, 5)
+        clock.advance(10 * DAY)
+        change(conn, "discard", discarded, restored)
+        change(conn, "replay", resolved)
+        plans.work_all(conn)
+        change(conn, "replay", replayed)
+        clock.advance(10 * DAY)
+        change(conn, "restore", restored)
+        clock.advance(10 * DAY - 60)
+        assert prune(conn) == {}
+        clock.advance(120)
+        assert prune(conn)["unresolved dead letters"] == 1
+        assert set(statuses(conn)) == {discarded, resolved, replayed, restored}
+        clock.advance(10 * DAY)
+        assert prune(conn)["resolved and discarded letters"] == 2
+        assert statuses(conn) == {replayed: "replayed", restored: "dead"}
+        clock.advance(10 * DAY)
+        assert prune(conn)["unresolved dead letters"] == 1
+        clock.advance(1000 * DAY)
+        prune(conn)
+        assert plans.work_all(conn) == [replayed], "what is alive is kept however old it is"
+        assert statuses(conn) == {replayed: "resolved"}
+        assert dead not in statuses(conn)
+        adds_up(conn)
+
     def test_held_letter_is_kept_with_its_payload_and_its_ledger(self, conn: Connection, clock: Clock) -> None:
         create(conn, "q", payload_retention="1 day")
         ids = die(conn, 3)
