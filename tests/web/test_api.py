@@ -15,9 +15,6 @@ from tests.kit.api import API, BIG, JSON, REASON, SECRET, body_of, fill_queue, g
 from tests.kit.burying import bury, statuses
 from tests.web.conftest import ClientAs, visiting
 
-HASH = {"hash": "0" * 64}
-VERBS = ("pause", "resume", "open-breaker", "close-breaker")
-
 
 def ids_of(page: Any, name: str = "id") -> list[int]:
     return [each[name] for each in page["items"]]
@@ -30,9 +27,9 @@ def test_lists_come_page_by_page(browser: TestClient, dsn: str) -> None:
         client.tally()
         groups = [int(each.id) for each in client.groups()]
     plans = [post(browser, "/replays", 201, ids=ids)["id"] for _ in range(3)]
-    pauses = [post(browser, f"/queues/orders/{verb}") for verb in ("pause", "resume") * 3]
-    assert len(pauses) == 6
-    lines = [each["id"] for each in get(browser, "/audit", action="queue.pause")["items"]]
+    for verb in ("pause", "resume") * 3:
+        post(browser, f"/queues/orders/{verb}")
+    lines = ids_of(get(browser, "/audit", action="queue.pause"))
     for path, query, name, expected in (
         ("/dead-letters", {"sort": "id", "filter": "type:KeyError"}, "message_id", ids),
         ("/groups", {}, "id", groups),
@@ -45,17 +42,10 @@ def test_lists_come_page_by_page(browser: TestClient, dsn: str) -> None:
         assert (ids_of(first, name), ids_of(rest, name), rest["next"]) == (expected[:1], expected[1:], None), path
     answer = browser.get(f"{API}/dead-letters", params={"sort": "id", "limit": 2})
     link, rel = answer.headers["link"].split("; ")
-    assert rel == 'rel="next"'
-    last = browser.get(f"{API}/dead-letters{link.strip('<>')}")
-    assert ids_of(body_of(last), "message_id") == [ids[2], ids[2] + 1]
-    last = browser.get(f"{API}/dead-letters", params={"limit": 5})
+    last = browser.get(f"{API}/dead-letters{link.strip('<>').replace('limit=2', 'limit=5')}")
+    assert (rel, ids_of(body_of(last), "message_id")) == ('rel="next"', [ids[2], ids[2] + 1, ids[2] + 2])
     assert "link" not in last.headers
-    for path, query in (
-        ("/replays", {"status": "running"}),
-        ("/groups", {"queue": "nowhere"}),
-        ("/groups", {"state": "resolved"}),
-        ("/audit", {"actor": "nobody"}),
-    ):
+    for path, query in (("/replays", {"status": "running"}), ("/groups", {"state": "resolved"})):
         assert get(browser, path, **query)["items"] == [], path
 
 
@@ -72,41 +62,24 @@ def test_unchanged_document_is_not_sent_again(browser: TestClient, dsn: str) -> 
     assert (changed.status_code, changed.headers["etag"] != tag) == (200, True)
 
 
-def test_plan_answers_with_documents(browser: TestClient, dsn: str) -> None:
+def test_overview_portrait_preview_and_verification_answer_with_documents(browser: TestClient, dsn: str) -> None:
     ids = fill_queue(dsn)
+    with Client(dsn) as client:
+        client.tally()
     plan = post(browser, "/replays", 201, filter="queue:orders", rate=1, canary=1, tolerance=0.5)
     assert (plan["status"], plan["items"], plan["will_run"]) == ("draft", 3, 3)
-    assert get(browser, f"/replays/{plan['id']}") == plan
     preview = get(browser, f"/replays/{plan['id']}/preview")
     assert (preview["plan"], preview["changes"]) == (plan, [])
     (share,) = preview["shares"]
     died = [get(browser, f"/dead-letters/{each}")["dead_at"] for each in ids]
     assert (share["items"], share["first_dead_at"], share["last_dead_at"]) == (3, min(died), max(died))
-    assert get(browser, "/overview")["replays"] == [plan]
-
-
-def test_groups_letters_and_the_installation_answer_with_documents(browser: TestClient, dsn: str) -> None:
-    first, *_ = fill_queue(dsn)
-    with Client(dsn) as client:
-        client.tally()
-        client.report_worker("web-1", version="1.4", queues=["orders"], host="here", pid=7, concurrency=4)
     seen = get(browser, "/overview")
     assert [[each["dead"] for each in seen[name]] for name in ("queues", "groups")] == [[3], [3]]
-    assert (seen["replays"], seen["sinks"]) == ([], [])
-    assert get(browser, "/groups/1")["error_type"] == "KeyError"
+    assert (seen["replays"], seen["sinks"]) == ([plan], [])
     portrait = get(browser, "/groups/1/portrait")
-    assert portrait["group"]["id"] == 1
     for part, name in (("shared-values", "shared"), ("versions", "versions"), ("replays", "replays")):
         assert portrait[name] == get(browser, f"/groups/1/{part}"), name
     assert {"path": "payload.country", "value": "AT", "letters": 3, "of": 3} in portrait["shared"]
-    (attempt,) = get(browser, f"/dead-letters/{first}/attempts")
-    assert (attempt["error_type"], attempt["verdict"]) == ("KeyError", "dead")
-    story = get(browser, f"/messages/{first}/story")
-    assert (story["state"], story["dead_letter"]["message_id"], len(story["attempts"])) == ("dead", first, 1)
-    assert story["next"]
-    assert get(browser, "/dead-letters/count", filter="queue:orders") == {"letters": 3, "exact": True}
-    (worker,) = get(browser, "/workers")
-    assert (worker["name"], worker["version"], worker["queues"]) == ("web-1", "1.4", ["orders"])
     assert {"schema", "audit", "server"} <= {each["check"] for each in get(browser, "/doctor")}
     anchor = get(browser, "/audit/anchor")["anchor"]
     assert get(browser, "/audit/verify", anchor=anchor) == {"intact": True, "problems": []}
@@ -119,42 +92,30 @@ def test_changes_answer_with_the_changed_object(browser: TestClient, dsn: str) -
     for path, body, expected in (
         ("/queues/orders/pause", {"until": "2099-01-01T10:00:00+01:00"}, {"paused_until": "2099-01-01T09:00:00+00:00"}),
         ("/queues/orders/pause", {}, {"paused": True, "paused_until": None}),
-        ("/queues/orders/resume", {}, {"paused": False}),
         ("/queues/orders/open-breaker", {}, {"changed": True}),
         ("/queues/orders/open-breaker", {}, {"changed": False}),
-        ("/queues/orders/close-breaker", {}, {"changed": True}),
         ("/dead-letters/discard", {"ids": [*ids[:2], 999]}, {"asked": 3, "changed": 2, "refusals": 1}),
         ("/dead-letters/restore", {"filter": "status:discarded", "expected": 2}, {"changed": 2}),
-        ("/dead-letters/hold", {"ids": ids[:1]}, {"changed": 1}),
-        ("/dead-letters/discard", {"ids": ids[:1]}, {"changed": 0, "refusals": 1}),
-        ("/dead-letters/release", {"ids": ids[:1]}, {"changed": 1}),
         ("/groups/1/acknowledge", {"owner": "ana", "link": "https://tickets.example/1"}, {"owner": "ana"}),
-        ("/groups/1/mute", {"until": "2099-01-01T00:00:00Z"}, {"state": "muted"}),
-        ("/groups/1/resolve", {"version": "1.4"}, {"resolved_version": "1.4"}),
-        ("/groups/1/reopen", {}, {"state": "open"}),
         ("/dead-letters/replay", {"ids": ids[2:]}, {"message_ids": ids[2:]}),
         ("/erasures", {"key": "nobody", "queue": "orders"}, {"letters": 0}),
     ):
         assert post(browser, path, **body).items() >= expected.items(), path
     made = body_of(browser.put(f"{API}/sinks/bus", json={**REASON, "kind": "log", "settings": {"delay": 1.5}}))
-    assert (made["name"], made["delay"]) == ("bus", 1.5)
-    assert get(browser, "/sinks") == [get(browser, "/sinks/bus")]
+    assert (made["name"], made["delay"], [made]) == ("bus", 1.5, get(browser, "/sinks"))
     plan = post(browser, "/replays", 201, ids=ids[:2], rate=1)
     path = f"/replays/{plan['id']}"
     assert post(browser, f"{path}/start", hash=plan["hash"])["status"] == "running"
-    shares = get(browser, f"{path}/preview")["shares"]
-    assert shares[0]["first_dead_at"] is None, "computed for drafts only"
-    for verb, status in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
-        assert post(browser, f"{path}/{verb}")["status"] == status
+    assert get(browser, f"{path}/preview")["shares"][0]["first_dead_at"] is None, "computed for drafts only"
+    assert post(browser, f"{path}/cancel")["status"] == "cancelled"
     preview = post(browser, "/replays", 201, ids=ids[:2], preview=True)
     assert preview["status"] == "preview"
     assert post(browser, f"/replays/{preview['id']}/start", 409)["type"] == "urn:bartleby:wrong-state"
     assert ids_of(get(browser, "/replays")) == [plan["id"]]
     created = post(browser, "/queues", 201, name="more", policy={"max_attempts": 3})
-    assert (created["name"], created["ready"], get(browser, "/queues/more")) == ("more", 0, created)
-    assert body_of(browser.delete(f"{API}/queues/more", params={"reason": "not needed"}), 204) is None
+    assert created == get(browser, "/queues/more")
     body_of(browser.delete(f"{API}/queues/orders", params={"reason": "not needed", "force": True}), 204)
-    assert [each["name"] for each in get(browser, "/queues")] == ["sink.bus"]
+    assert [each["name"] for each in get(browser, "/queues")] == ["more", "sink.bus"]
 
 
 def test_exact_numbers_survive_in_payloads_patches_and_rules(
@@ -209,86 +170,58 @@ def test_messages_are_sent_with_their_options(browser: TestClient, dsn: str) -> 
     assert (found["payload"], found["key"], found["state"]) == ({"messages": 1}, "a", "deferred")
 
 
-def signed(status: int, method: str, path: str, *bodies: dict[str, Any]) -> list[tuple[int, str, str, str]]:
-    """Return rows of refusals whose bodies have a reason."""
-    return [(status, method, path, json.dumps({**REASON, **body})) for body in bodies]
-
-
 def test_invalid_requests_are_refused_and_change_nothing(browser: TestClient, dsn: str) -> None:
     first, *_ = ids = fill_queue(dsn)
-    token = {"name": "x", "role": "reader"}
+    token, split = {"name": "x", "role": "reader"}, '{"reason": "x", "path": "payload.n", "value": %s}'
+    sent, batch = "/queues/orders/messages", '{"messages": [{"payload": %s}]}'
     with Client(dsn) as client:
         client.create_queue("small", {"payload_limit": 2000})
         before = (client.queues(), client.replays(), client.groups(), client.tokens(), client.sinks())
         anchor = client.audit_anchor()
-    refusals = [
-        *signed(422, "POST", "/dead-letters/discard", {}, {"ids": []}, {"ids": ["1"]}, {"ids": [0]}, {"ids": [2**63]},
-                {"ids": [1], "filter": "x", "expected": 1}, {"filter": "queue:orders"}, {"ids": [1], "reason": " "},
-                {"ids": [1], "surprise": 1}, {"filter": "", "expected": 3}),
-        *signed(409, "POST", "/dead-letters/discard", {"filter": "queue:orders", "expected": 2}),
-        *signed(422, "POST", "/dead-letters/replay", {"ids": list(range(1, 102))}),
-        *signed(422, "POST", "/replays", {}, {"filter": ""}, {"ids": [1], "filter": "queue:orders"}, {"ids": []},
-                {"ids": [1], "rate": 0}, {"ids": [1], "rate": "1"}, {"ids": [1], "tolerance": 2},
-                {"ids": [1], "patch": [{"op": "nonsense"}]}, {"filter": "nonsense:"}, {"ids": [1], "unknown": 1}),
-        *signed(404, "POST", "/replays", {"ids": [first], "to": "nowhere"}),
-        *(row for verb in ("start", "approve") for row in signed(404, "POST", f"/replays/99/{verb}", HASH)),
-        *(row for verb in ("pause", "resume", "cancel") for row in signed(404, "POST", f"/replays/99/{verb}", {})),
-        *((404, "GET", path, None) for path in (
-            "/replays/99", "/replays/99/preview", "/replays/99/items", "/dead-letters/99", "/dead-letters/99/attempts",
-            "/messages/99", "/messages/99/story", "/queues/nowhere", "/sinks/nowhere", "/groups/99",
-            "/groups/99/portrait", "/groups/99/shared-values", "/groups/99/versions", "/groups/99/replays", "/nowhere",
-        )),
-        *((422, "GET", path, None) for path in (
-            "/dead-letters/0", f"/dead-letters/{2**63}", "/groups?after=nonsense", "/replays?status=nonsense",
-            "/dead-letters/export?filter=nonsense:",
-        )),
-        *((422, "POST", "/groups/1/split", f'{{"reason": "x", "path": "payload.n", "value": {value}}}') for value in (
-            "NaN", "Infinity", '"\\u0000"', '"\\ud800"',
-        )),
-        *signed(422, "POST", "/groups/1/mute", {"until": "2099-01-01T00:00:00"}, {"until": "1999-01-01T00:00:00Z"}),
-        *signed(404, "POST", "/groups/99/resolve", {}),
-        *(row for verb in VERBS for row in signed(404, "POST", f"/queues/nowhere/{verb}", {})),
-        *signed(404, "PATCH", "/queues/nowhere", {"policy": {}}),
-        *signed(422, "PATCH", "/queues/orders", {"policy": {"max_attempts": "many"}}),
-        *signed(422, "POST", "/queues", {"name": ""}, {"name": "Orders"}, {"name": "a b"}, {"name": "x" * 200}),
-        *signed(422, "POST", "/queues/orders/pause", {"until": "2020-01-01T09:00:00Z"}, {"until": "30m"},
-                {"until": "9999-01-01T09:00:00Z"}, {"until": "soon"}, {"until": "2099-01-01T09:00:00"}),
-        *((422, "POST", "/queues/orders/messages", f'{{"messages": [{{"payload": {rest}}}]}}') for rest in (
-            '1, "surprise": 2', '1, "key": ""', '1, "delay": -1', '1, "delay": 1e400', '1, "delay": "1"', "NaN",
-            '"\\u0000"', '"\\ud800"', '{"\\u0000": 1}', '1, "unique_for": 5', "1e200000", "[" * 800 + "]" * 800,
-        )),
-        *((422, "POST", "/queues/orders/messages", body) for body in (
-            "{}", '{"messages": []}', '{"messages": [{}]}', '{"messages": [{"payload": 1}], "payload": 2}',
-            '{"messages": [{"payload": 1}, {"payload": "\\u0000"}]}',
-        )),
-        (404, "POST", "/queues/nowhere/messages", '{"payload": 1}'),
-        (413, "POST", "/queues/small/messages", json.dumps({"payload": [f"{each:x}" * 9 for each in range(10_000)]})),
-        *signed(422, "PUT", "/sinks/bus", {"kind": "nonsense"}),
-        *signed(404, "POST", "/sinks/nowhere/pause", {}),
-        *signed(404, "POST", "/workers/nobody/drain", {}),
-        *signed(422, "POST", "/tokens", {**token, "role": "emperor"}, {**token, "queues": []}, {**token, "name": ""},
-                {**token, "queues": ["Not A Queue"]}, {**token, "expires": "1999-01-01T00:00:00Z"},
-                {**token, "expires": "2030-01-01"}),
-        *signed(404, "POST", "/erasures", {"key": "x", "queue": "nowhere"}),
-        (405, "PUT", "/queues", None),
-        (405, "DELETE", "/overview", None),
+    refusals: list[tuple[int, str, list[object]]] = [
+        (422, "POST /dead-letters/discard", [{}, {"ids": []}, {"ids": [0]}, {"ids": [2**63]},
+            {"ids": [1], "reason": " "}, {"ids": [1], "filter": "x", "expected": 1}, {"ids": [1], "surprise": 1}]),
+        (409, "POST /dead-letters/discard", [{"filter": "queue:orders", "expected": 2}]),
+        (422, "POST /dead-letters/replay", [{"ids": list(range(1, 102))}]),
+        (422, "POST /replays", [{}, {"ids": [1], "filter": "queue:orders"}, {"ids": [1], "rate": 0},
+            {"ids": [1], "rate": "1"}, {"ids": [1], "tolerance": 2}, {"ids": [1], "patch": [{"op": "nonsense"}]}]),
+        (404, "POST /replays", [{"ids": [first], "to": "nowhere"}]),
+        *((404, f"GET {path}", [None]) for path in ("/replays/99/preview", "/replays/99/items", "/dead-letters/99",
+            "/dead-letters/99/attempts", "/messages/99", "/messages/99/story", "/queues/nowhere", "/sinks/nowhere",
+            "/groups/99/portrait", "/groups/99/shared-values", "/groups/99/versions", "/groups/99/replays")),
+        *((422, f"GET {path}", [None]) for path in ("/dead-letters/0", f"/dead-letters/{2**63}",
+            "/groups?after=nonsense", "/replays?status=nonsense", "/dead-letters/export?filter=nonsense:")),
+        (422, "POST /groups/1/split", [split % value for value in ("NaN", "Infinity", '"\\u0000"', '"\\ud800"')]),
+        (422, "POST /groups/1/mute", [{"until": "2099-01-01T00:00:00"}, {"until": "1999-01-01T00:00:00Z"}]),
+        (422, "PATCH /queues/orders", [{"policy": {"max_attempts": "many"}}]),
+        (422, "POST /queues", [{"name": ""}, {"name": "Orders"}, {"name": "x" * 200}]),
+        (422, "POST /queues/orders/pause", [{"until": "2020-01-01T09:00:00Z"}, {"until": "30m"},
+            {"until": "9999-01-01T09:00:00Z"}, {"until": "2099-01-01T09:00:00"}]),
+        (422, f"POST {sent}", [batch % rest for rest in ('1, "surprise": 2', '1, "key": ""', '1, "delay": -1',
+            '1, "delay": 1e400', '1, "delay": "1"', "NaN", '"\\u0000"', '"\\ud800"', '{"\\u0000": 1}',
+            '1, "unique_for": 5', "1e200000", "[" * 800 + "]" * 800)]),
+        (422, f"POST {sent}", ["{}", '{"messages": []}', '{"messages": [{"payload": 1}], "payload": 2}']),
+        (413, "POST /queues/small/messages", [json.dumps({"payload": [f"{each:x}" * 9 for each in range(10_000)]})]),
+        (422, "PUT /sinks/bus", [{"kind": "nonsense"}]),
+        (422, "POST /tokens", [{**token, "role": "emperor"}, {**token, "queues": []}, {**token, "name": ""},
+            {**token, "queues": ["Not A Queue"]}, {**token, "expires": "1999-01-01T00:00:00Z"},
+            {**token, "expires": "2030-01-01"}]),
+        (404, "POST /erasures", [{"key": "x", "queue": "nowhere"}]),
+        (405, "DELETE /overview", [None]),
+        *((404, f"DELETE {path}?reason=x", [None]) for path in ("/sinks/nowhere", "/tokens/99", "/group-rules/99")),
     ]  # fmt: skip
-    for status, method, path, content in refusals:
-        answer = browser.request(method, API + path, content=content, headers=JSON if content else {})
-        row = (method, path, (content or "")[:200], answer.text[:200])
-        assert answer.headers["content-type"] == "application/problem+json", row
-        assert answer.status_code == answer.json()["status"] == status, row
+    for status, route, bodies in refusals:
+        method, path = route.split(" ")
+        for body in bodies:
+            content = json.dumps({**REASON, **body}) if isinstance(body, dict) else body
+            answer = browser.request(method, API + path, content=content, headers=JSON if content else {})
+            row = (route, str(content)[:200], answer.text[:200])
+            assert answer.headers["content-type"] == "application/problem+json", row
+            assert answer.status_code == answer.json()["status"] == status, row
     for broken in ("{", "[" * 100_000, '{"ids": [' + "9" * 5000 + "]}", '{"reason": "\\ud800", "ids": [1]}', "\xff"):
         answer = browser.post(f"{API}/dead-letters/discard", content=broken.encode("latin-1"), headers=JSON)
         assert answer.status_code in {400, 422}, broken[:50]
         assert answer.headers["content-type"] == "application/problem+json"
-    for path in ("/sinks/nowhere", "/queues/nowhere", "/tokens/99", "/group-rules/99"):
-        assert body_of(browser.delete(API + path, params={"reason": "x"}), 404)["status"] == 404, path
-    assert (
-        body_of(browser.delete(f"{API}/queues/orders", params={"reason": "x"}), 409)["type"]
-        == "urn:bartleby:queue-in-use"
-    )
-    assert body_of(browser.delete(f"{API}/group-rules/1"), 422)["status"] == 422
     with Client(dsn) as client:
         assert (client.queues(), client.replays(), client.groups(), client.tokens(), client.sinks()) == before
         assert (client.audit_anchor(), statuses(client, ids)) == (anchor, ["dead"] * 3)
@@ -332,29 +265,6 @@ def test_plan_that_touches_another_queue_does_not_exist_for_a_principal_of_one(c
     assert get(held, "/dead-letters", 422, filter="queue:orders age:1x")["position"] == 18, "as the caller wrote it"
 
 
-def test_agent_starts_only_what_a_person_has_approved(client_as: ClientAs, dsn: str) -> None:
-    first, *_ = fill_queue(dsn)
-    agent, person = client_as("agent", name="bot"), client_as("operator", name="bot")
-    ana, ben = client_as("operator", name="ana"), client_as("operator", name="ben")
-    plan = post(agent, "/replays", 201, ids=[first])
-    assert plan["actor"] == "agent:bot"
-    path, hash = f"/replays/{plan['id']}", {"hash": plan["hash"]}
-    assert post(agent, f"{path}/start", 409, **hash)["type"] == "urn:bartleby:needs-approval"
-    with Client(dsn) as client:
-        (line,) = client.audit_log(action="access.refuse")
-        assert (line.actor, line.subject["replay"]) == ("agent:bot", plan["id"])
-    assert post(ana, f"{path}/approve", **hash)["approved_by"] == "ana"
-    assert post(agent, f"{path}/start", **hash)["status"] == "running"
-    # a person of the same name is someone else
-    other = post(person, "/replays", 201, ids=[first])
-    path, hash = f"/replays/{other['id']}", {"hash": other["hash"]}
-    own = person.post(f"{API}{path}/approve", json={**REASON, **hash})
-    assert own.status_code in {403, 409, 422}
-    post(ben, f"{path}/approve", **hash)
-    assert post(agent, f"{path}/start", 403, **hash)["status"] == 403
-    assert post(agent, f"{path}/cancel", 403)["status"] == 403
-
-
 def test_token_is_added_works_and_is_revoked(client_as: ClientAs, dsn: str, guarded: FastAPI) -> None:
     fill_queue(dsn)
     admin = client_as("admin")
@@ -381,23 +291,12 @@ def test_token_is_added_works_and_is_revoked(client_as: ClientAs, dsn: str, guar
     assert timedelta(days=89) < left <= timedelta(days=90), "the default"
 
 
-def test_request_id_is_in_the_audit_log(browser: TestClient, dsn: str) -> None:
-    fill_queue(dsn)
-    answer = browser.post(f"{API}/queues/orders/pause", json=REASON, headers={"X-Request-Id": "trace-7"})
-    assert answer.headers["x-request-id"] == "trace-7"
-    (line,) = get(browser, "/audit", request_id="trace-7")["items"]
-    assert (line["action"], line["reason"]) == ("queue.pause", "a test")
-    post(browser, "/queues/orders/resume")
-    assert get(browser, "/audit")["items"][0]["request_id"].startswith("api-")
-
-
 def test_secrets_are_revealed_to_operators_and_found_by_no_filter_of_a_reader(client_as: ClientAs, dsn: str) -> None:
     operator, reader = client_as("operator"), client_as("reader")
     with Client(dsn) as client:
         client.create_queue("orders")
         (one,) = bury(client, [{"password": SECRET, "n": BIG}], headers={"authorization": SECRET})
         assert SECRET not in operator.get(f"{API}/dead-letters/{one}").text
-        assert post(reader, f"/dead-letters/{one}/reveal", 403)["type"] == "urn:bartleby:forbidden"
         letter = post(operator, f"/dead-letters/{one}/reveal", reason="looking for the cause")
         assert (letter["payload"], letter["headers"]) == ({"password": SECRET, "n": BIG}, {"authorization": SECRET})
         (line,) = client.audit_log(action="payload.reveal")
@@ -413,10 +312,9 @@ def test_secrets_are_hidden_in_plans_patches_and_rules(client_as: ClientAs, dsn:
     agent, operator, reader = (client_as(role) for role in ("agent", "operator", "reader"))
     with Client(dsn) as client:
         client.create_queue("orders")
-        one, _ = bury(client, [{"password": SECRET, "number": card}, {"password": SECRET, "number": card}])
+        one, _ = bury(client, [{"password": SECRET, "number": card}] * 2)
         (group,) = client.groups()
         client.split_group(group.id, "payload.number", card, actor="ana", reason="two bugs")
-    plans: list[int] = []
     seen = [f"/groups/{group.id}/portrait", "/group-rules", "/audit", "/dead-letters", "/replays", "/overview"]
     for operation in (
         {"op": "copy", "from": "/password", "path": "/shown"},
@@ -429,15 +327,14 @@ def test_secrets_are_hidden_in_plans_patches_and_rules(client_as: ClientAs, dsn:
         if operation["op"] != "replace":
             refused = post(agent, "/replays", 403, ids=[one], patch=[operation])
             assert refused["type"] == "urn:bartleby:forbidden", operation
-        plan = post(operator, "/replays", 201, filter=f"payload.password:{SECRET}", patch=[operation])
-        plans.append(plan["id"])
-        seen += (f"/replays/{plan['id']}{path}" for path in ("", "/preview", "/items", f"/changes?message_id={one}"))
+        plan = post(operator, "/replays", 201, filter=f"payload.password:{SECRET}", patch=[operation])["id"]
+        seen += (f"/replays/{plan}{path}" for path in ("", "/preview", "/items", f"/changes?message_id={one}"))
     for path in seen:
         answer = reader.get(API + path)
         assert answer.status_code == 200, path
         assert SECRET not in answer.text, path
         assert str(card) not in answer.text, path
     assert get(reader, "/dead-letters")["items"][0]["payload"] == {"password": "***", "number": "***"}
-    last = get(reader, f"/replays/{plans[-1]}")
+    last = get(reader, f"/replays/{plan}")
     assert (last["items"], last["filter"], last["patch"][0]["value"]) == (2, "***", "***")
     assert get(reader, "/group-rules")[0]["value"] == "***"
