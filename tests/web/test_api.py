@@ -178,7 +178,7 @@ def test_invalid_requests_are_refused_and_change_nothing(browser: TestClient, ds
         client.create_queue("small", {"payload_limit": 2000})
         before = (client.queues(), client.replays(), client.groups(), client.tokens(), client.sinks())
         anchor = client.audit_anchor()
-    refusals: list[tuple[int, str, list[object]]] = [
+    refusals: list[tuple[int, str, Any]] = [
         (422, "POST /dead-letters/discard", [{}, {"ids": []}, {"ids": [0]}, {"ids": [2**63]},
             {"ids": [1], "reason": " "}, {"ids": [1], "filter": "x", "expected": 1}, {"ids": [1], "surprise": 1}]),
         (409, "POST /dead-letters/discard", [{"filter": "queue:orders", "expected": 2}]),
@@ -315,6 +315,7 @@ def test_secrets_are_hidden_in_plans_patches_and_rules(client_as: ClientAs, dsn:
         one, _ = bury(client, [{"password": SECRET, "number": card}] * 2)
         (group,) = client.groups()
         client.split_group(group.id, "payload.number", card, actor="ana", reason="two bugs")
+    plans: list[int] = []
     seen = [f"/groups/{group.id}/portrait", "/group-rules", "/audit", "/dead-letters", "/replays", "/overview"]
     for operation in (
         {"op": "copy", "from": "/password", "path": "/shown"},
@@ -328,6 +329,7 @@ def test_secrets_are_hidden_in_plans_patches_and_rules(client_as: ClientAs, dsn:
             refused = post(agent, "/replays", 403, ids=[one], patch=[operation])
             assert refused["type"] == "urn:bartleby:forbidden", operation
         plan = post(operator, "/replays", 201, filter=f"payload.password:{SECRET}", patch=[operation])["id"]
+        plans.append(plan)
         seen += (f"/replays/{plan}{path}" for path in ("", "/preview", "/items", f"/changes?message_id={one}"))
     for path in seen:
         answer = reader.get(API + path)
@@ -335,6 +337,6 @@ def test_secrets_are_hidden_in_plans_patches_and_rules(client_as: ClientAs, dsn:
         assert SECRET not in answer.text, path
         assert str(card) not in answer.text, path
     assert get(reader, "/dead-letters")["items"][0]["payload"] == {"password": "***", "number": "***"}
-    last = get(reader, f"/replays/{plan}")
+    last = get(reader, f"/replays/{plans[-1]}")
     assert (last["items"], last["filter"], last["patch"][0]["value"]) == (2, "***", "***")
     assert get(reader, "/group-rules")[0]["value"] == "***"

@@ -68,45 +68,24 @@ def test_invalid_form_is_a_notice_or_an_error_page_in_plain_words(browser: TestC
     path = f"/letters/{letters[0]}"
     for headers in (SAME, HTMX):
         answer = browser.post(f"{path}/discard", headers=headers)
-        assert answer.status_code == 422
-        assert "Reason: it is missing" in answer.text
+        assert (answer.status_code, "Reason: it is missing" in answer.text) == (422, True)
         assert "ody" not in answer.text.partition('class="notice bad"')[2].partition("</div>")[0]
     answer = send(browser, "/letters/deed", deed="hold", reason="x" * 2000, expected="many", ids=["a", "b"])
     number = "it has to be a whole number"
     for words in ("Reason: it is too long", f"Expected: {number}", f"Ids: {number}"):
         assert answer.text.count(words) == 1, words
-    notice = send(browser, f"{path}/edit", HTMX, payload="{")
-    assert (notice.status_code, notice.headers["hx-retarget"]) == (422, "#notices")
-    whole = send(browser, f"{path}/edit", payload="{")
-    assert (whole.status_code, "<h1>" in whole.text) == (422, True)
-    assert "not JSON" in notice.text
-    assert "not JSON" in whole.text
-    for missing in ("/letters/999999", "/groups/999999", "/operations/999999", "/queues/nothing"):
-        assert browser.get(missing).status_code in {404, 409}, missing
+    notice, whole = send(browser, f"{path}/edit", HTMX, payload="{"), send(browser, f"{path}/edit", payload="{")
+    assert (notice.status_code, notice.headers["hx-retarget"], "not JSON" in notice.text) == (422, "#notices", True)
+    assert (whole.status_code, "<h1>" in whole.text, "not JSON" in whole.text) == (422, True, True)
     for refused in (browser.get("/groups/999999"), send(browser, "/queues/nothing/pause", HTMX)):
-        assert refused.headers["x-request-id"] in refused.text
-    # an empty filter never means every letter
-    for path, form in (
+        assert (refused.status_code, refused.headers["x-request-id"] in refused.text) == (404, True)
+    for path, form in (  # an empty filter never means every letter
         ("/letters/confirm", {"deed": "discard", "filter": " "}),
         ("/operations", {"filter": ""}),
         ("/letters/deed", {"deed": "discard", "filter": "", "expected": "3"}),
     ):
         assert send(browser, path, **form).status_code == 422, path
     assert statuses(client, letters) == ["dead"] * 3
-
-
-@pytest.mark.own_database
-def test_error_of_a_form_is_logged(
-    browser: TestClient, client: Client, conn: Connection, caplog: pytest.LogCaptureFixture
-) -> None:
-    conn.execute("""
-        create or replace function bartleby.resume_queue(p_queue text, p_actor text default null,
-          p_reason text default null, p_request_id text default null) returns void language plpgsql
-        as $$ begin raise exception 'out of order' using errcode = 'XX000'; end $$""")
-    answer = send(browser, "/queues/orders/resume")
-    assert answer.status_code == 500
-    (line,) = [each.getMessage() for each in caplog.records if "out of order" in each.getMessage()]
-    assert line.startswith(answer.headers["x-request-id"])
 
 
 def test_all_matching_letters_are_planned_or_discarded_only_if_as_many_as_shown(
@@ -134,95 +113,82 @@ def test_action_returns_to_its_list_and_the_audit_page_undoes_it(browser: TestCl
     letters = bury(client, [{"n": n} for n in range(2)], key="order-1")
     chosen: dict[str, Any] = {"deed": "discard", "filter": "key:order-1", "ids": [str(each) for each in letters]}
     assert 'name="back" value="key:order-1"' in send(browser, "/letters/confirm", **chosen).text
+    back = "/letters?filter=key%3Aorder-1"
     done = send(browser, "/letters/deed", **{**chosen, "filter": ""}, back="key:order-1", expected="2")
-    assert done.headers["location"] == "/letters?filter=key%3Aorder-1"
-    assert statuses(client, letters) == ["discarded"] * 2
+    assert (done.headers["location"], statuses(client, letters)) == (back, ["discarded"] * 2)
     assert "Restore 2 letters?" in send(browser, "/letters/confirm", deed="restore", filter='-error:"status: 500"').text
     request = client.audit_log(action="letter.discard")[0].request_id
     for path in ("/audit", "/"):
         assert f'name="request_id" value="{request}"' in browser.get(path).text
-    back = "/letters?filter=key%3Aorder-1"
     assert send(browser, "/undo", request_id=request, back=back).headers["location"] == back
     assert statuses(client, letters) == ["dead"] * 2
     for foreign in ("//evil.example", "/letters?filter=a&x=//evil", "https://evil.example/letters?filter=a"):
         assert send(browser, "/undo", request_id=request, back=foreign).headers["location"] == "/letters"
+    client.hold(letters, **BY)
+    listed = browser.get("/letters?filter=held:yes").text
+    assert ("Release 2 …" in listed, 'value="hold"' in listed) == (True, False)
+    asked = unescape(send(browser, "/letters/confirm", deed="release", filter="held:yes").text)
+    assert "bartleby hold held:yes --off --reason" in asked
+    send(browser, "/letters/deed", deed="release", filter="held:yes", expected="2")
+    assert not [each for each in client.dead_letters(limit=3) if each.held_at]
 
 
-def test_letter_page_offers_actions_and_no_revealed_secret_in_its_form(browser: TestClient, client: Client) -> None:
-    (letter,) = bury(client, [{"password": "hunter2"}])
-    path = f"/letters/{letter}"
-    group = f"/groups/{client.groups()[0].id}"
-    page = browser.get(group).text
-    assert 'name="looked" value="1"' in page
-    assert "Discard 1 letter…" in page
-    assert "when that is mended, replay it" in browser.get(path).text
-    assert f"bartleby repro {letter}" in browser.get(path).text
-    shown = send(browser, f"{path}/reveal").text
-    edited = re.search(r'<textarea name="payload"[^>]*>(.*?)</textarea>', shown, re.DOTALL)
-    assert "hunter2" in shown
-    assert edited is not None
-    assert "hunter2" not in edited[1], "it would be in the patch as if it had been changed"
-
-
-def test_story_of_a_letter_has_each_date_once_and_says_if_it_is_held(
+def test_letter_page_has_its_story_and_edits_without_revealed_secrets(
     browser: TestClient, client: Client, conn: Connection
 ) -> None:
-    (letter,) = bury(client, [{"n": 1}])
+    (letter,) = bury(client, [{"password": "hunter2"}])
     path = f"/letters/{letter}"
     conn.execute("update bartleby.dead_letter set created_at = '2026-01-05 23:00Z'")
     conn.execute("update bartleby.attempt set failed_at = '2026-01-07 01:00Z'")
-    story = browser.get(path).text.partition('id="story"')[2].partition("</ol>")[0]
-    days = re.findall(r'<time class="day"[^>]*?( hidden)?>([-\d]+)</time>', story)
-    assert days == [("", "2026-01-05"), ("", "2026-01-07")]
+
+    def days() -> list[tuple[str, str]]:
+        story = browser.get(path).text.partition('id="story"')[2].partition("</ol>")[0]
+        return re.findall(r'<time class="day"[^>]*?( hidden)?>([-\d]+)</time>', story)
+
+    assert days() == [("", "2026-01-05"), ("", "2026-01-07")]
+    assert f"bartleby repro {letter}" in browser.get(path).text
     client.hold([letter], **BY)
     held = browser.get(path).text
     assert "It is on hold: neither replayed nor discarded" in held
     assert "replay it" not in held
     client.hold([letter], on=False, **BY)
-    story = browser.get(path).text.partition('id="story"')[2].partition("</ol>")[0]
-    assert re.findall(r'class="day"[^>]*?( hidden)?>', story) == ["", "", "", " hidden"]
-
-
-def test_edited_letter_becomes_a_plan(browser: TestClient, client: Client) -> None:
-    (letter,) = bury(client, [{"password": "hunter2"}])
-    path, group = f"/letters/{letter}", f"/groups/{client.groups()[0].id}"
+    assert [hidden for hidden, _ in days()] == ["", "", "", " hidden"], "a day is shown once"
+    shown = send(browser, f"{path}/reveal").text
+    edited = re.search(r'<textarea name="payload"[^>]*>(.*?)</textarea>', shown, re.DOTALL)
+    assert "hunter2" in shown
+    assert edited is not None
+    assert "hunter2" not in edited[1], "it would be in the patch as if it had been changed"
     client.create_queue("orders.slow")
     made = send(browser, f"{path}/edit", payload='{"password": "***"}', to="orders.slow")
     plan = client.replays(limit=1)[0]
     assert made.headers["location"] == f"/operations/{plan.id}"
     assert (plan.target, plan.patch, plan.items, plan.status) == ("orders.slow", None, 1, "draft")
-    client.discard([letter], **BY)
-    page = browser.get(group).text
+
+
+def test_group_is_split_and_merged_and_a_merge_is_taken_back(browser: TestClient, client: Client) -> None:
+    bury(client, [{"currency": each} for each in ["JPY"] * 249 + ["EUR"]], error="'a'")
+    first = client.groups()[0].id
+    page = browser.get(f"/groups/{first}").text
+    for words, shown in (('name="looked" value="250"', True), ("Discard 250 letters…", True), ("of the newest", False)):
+        assert (words in page) == shown, words
+    bury(client, [{"currency": "EUR"}], error="'a'")
+    assert "of the newest 250<" in browser.get(f"/groups/{first}").text
+    made = send(browser, f"/groups/{first}/split", path="payload.currency", value='"EUR"').headers["location"]
+    client.regroup()
+    assert [each.dead for each in client.groups()] == [249, 2]
+    second = made.removeprefix("/groups/")
+    assert send(browser, f"/groups/{first}/merge", into=second).headers["location"] == made
+    assert [each.dead for each in client.groups()] == [251]
+    rule = client.group_rules()[0].id
+    assert f"Take back rule {rule}" in browser.get(made).text
+    assert send(browser, f"{made}/rules/{rule}/remove").status_code == 303
+    assert rule not in {each.id for each in client.group_rules()}
+    assert send(browser, f"{made}/rules/999/remove").status_code == 404
+    client.discard([each.message_id for each in client.dead_letters("queue:orders", limit=500)], **BY)
+    page = browser.get(made).text
     headline = text_of(re.search(r"<h1.*?</h1>", page, re.DOTALL)[0])  # type: ignore[index]
     assert headline.count("KeyError") == 1, headline
     assert "It has no dead letters any more." in page
-
-
-def test_held_letters_are_released_together(browser: TestClient, client: Client) -> None:
-    client.hold(bury(client, [{"n": n} for n in range(3)]), actor="ana", reason="a lawsuit")
-    listed = browser.get("/letters?filter=held:yes").text
-    assert "Release 3 …" in listed
-    assert 'value="hold"' not in listed
-    asked = unescape(send(browser, "/letters/confirm", deed="release", filter="held:yes").text)
-    assert "bartleby hold held:yes --off --reason" in asked
-    send(browser, "/letters/deed", deed="release", filter="held:yes", expected="3")
-    assert not [each for each in client.dead_letters(limit=3) if each.held_at]
-
-
-def test_group_page_takes_a_merge_back_and_counts_versions(browser: TestClient, client: Client) -> None:
-    bury(client, [{"n": n} for n in range(250)], error="'a'")
-    kept = client.groups()[0].id
-    assert "of the newest" not in browser.get(f"/groups/{kept}").text
-    bury(client, [{"n": 250}], error="'a'")
-    assert "of the newest 250<" in browser.get(f"/groups/{kept}").text
-    bury(client, [{"n": 2}], error="'b'")
-    merged = client.groups()[1].id
-    client.merge_groups([merged], into=kept, **BY)
-    (rule,) = client.group_rules()
-    assert f"Take back rule {rule.id}" in browser.get(f"/groups/{kept}").text
-    assert send(browser, f"/groups/{kept}/rules/{rule.id}/remove").status_code == 303
-    assert client.group_rules() == []
-    assert send(browser, f"/groups/{kept}/rules/999/remove").status_code == 404
 
 
 def test_plan_with_changed_letters_starts_only_if_drift_is_accepted(
@@ -235,52 +201,44 @@ def test_plan_with_changed_letters_starts_only_if_drift_is_accepted(
     client.discard(letters[:1], **BY)
     assert 'name="accept_drift"' in browser.get(path).text
     refused = send(browser, f"{path}/start", hash=plan.hash)
-    assert refused.status_code == 409
-    assert "tick that it may run all the same" in refused.text
+    assert (refused.status_code, "tick that it may run all the same" in refused.text) == (409, True)
     assert send(browser, f"{path}/start", hash=plan.hash, accept_drift="true").is_redirect
-    started = client.find_replay(plan.id)
-    assert started is not None
-    assert started.status != "draft"
+    assert client.replays(limit=1)[0].status != "draft"
     assert "Nobody has taken a letter" not in browser.get(path).text
     conn.execute("update bartleby.replay set started_at = started_at - interval '1 minute'")
     assert "Nobody has taken a letter" in browser.get(path).text
     # a second start names the first operator, unless the caller may not read the audit log
-    starter = client.audit_log(action="replay.start")[0].actor
-    second = send(browser, f"{path}/start", hash=plan.hash)
-    assert (second.status_code, f"started by {starter}" in second.text) == (409, True)
-    held = send(client_as("operator", ["orders"]), f"{path}/start", hash=plan.hash)
-    assert (held.status_code, "started by" in held.text) == (409, False)
+    starter = f"started by {client.audit_log(action='replay.start')[0].actor}"
+    for caller, named in ((browser, True), (client_as("operator", ["orders"]), False)):
+        second = send(caller, f"{path}/start", hash=plan.hash)
+        assert (second.status_code, starter in second.text, "started by" in second.text) == (409, named, named)
 
 
 def test_remaining_letters_of_a_plan_are_planned_again(browser: TestClient, client: Client) -> None:
     letters = bury(client, [{"n": n, "exact": 0.1} for n in range(8)])
     patch = [{"op": "replace", "path": "/n", "value": 9}]
-    first = client.plan_replay(ids=letters, patch=patch, canary=2, tolerance=0.0, **BY)
+    first = client.plan_replay(ids=letters, patch=patch, canary=2, rate=1e6, tolerance=0.25, **BY)
     path = f"/operations/{first}"
     assert send(browser, f"{path}/again").status_code == 422
     client.start_replay(first, **BY)
     client.advance_replays()
     lease = client.claim("orders", "web-1", limit=10)
     assert lease is not None
-    assert len(lease) == 2
     client.fail(lease.id, [Failure(each.position, "TypeError", "still broken", verdict="dead") for each in lease])
     client.advance_replays()
     shown = browser.get(path).text
-    assert "It stopped by itself: too many died again." in shown
     group = next(each.id for each in client.groups(limit=10) if each.error_type == "TypeError")
-    assert f'href="/groups/{group}">group {group}: TypeError, 2</a>' in shown
-    for words in ("6 left dead", "Plan a replay of 6 letters"):
+    for words in (
+        "It stopped by itself: too many died again.", "6 left dead", "Plan a replay of 6 letters",
+        f'href="/groups/{group}">group {group}: TypeError, 2</a>',
+    ):  # fmt: skip
         assert words in shown
     assert "waiting" not in text_of(shown.partition("<main")[2])
     made = send(browser, f"{path}/again")
     second = client.replays(limit=1)[0]
     assert made.headers["location"] == f"/operations/{second.id}"
     assert (second.status, second.items, second.patch) == ("draft", 6, patch)
-    limited = client.plan_replay(ids=letters, rate=2.5, canary=3, tolerance=0.25, **BY)
-    client.cancel_replay(limited, **BY)
-    assert send(browser, f"/operations/{limited}/again").status_code == 303
-    third = client.replays(limit=1)[0]
-    assert (third.rate, third.canary, third.tolerance) == (2.5, 3, 0.25)
+    assert (second.rate, second.canary, second.tolerance) == (1e6, 2, 0.25)
 
 
 def test_filter_suggestions_are_those_of_the_grammar_and_of_the_own_queues(
@@ -302,43 +260,52 @@ def test_filter_suggestions_are_those_of_the_grammar_and_of_the_own_queues(
 def test_token_is_shown_once_and_only_admins_manage_tokens(
     client: Client, client_as: ClientAs, guarded: FastAPI
 ) -> None:
-    admin = client_as("admin")
+    admin, operator = client_as("admin"), client_as("operator")
     asked = {"name": "ci", "role": "reader", "days": "30", "queues": "orders"}
     made = send(admin, "/tokens", **asked)
     assert (made.status_code, made.headers["cache-control"]) == (200, "no-store")
     (secret,) = set(re.findall(r"bly_[\w-]{43}", made.text))
-    assert secret not in admin.get("/tokens").text
-    assert secret not in str(made.headers)
+    assert secret not in f"{made.headers}{admin.get('/tokens').text}"
     token = next(each for each in client.tokens() if each.name == "ci")
     assert (token.role, token.queues) == ("reader", ["orders"])
     assert visiting(guarded, Authorization=f"Bearer {secret}").get("/letters").status_code == 200
     assert send(admin, f"/tokens/{token.id}/revoke").status_code == 303
     for wrong in ({"role": "king"}, {"days": "-1"}, {"name": ""}):
         assert send(admin, "/tokens", **{**asked, **wrong}).status_code == 422, wrong
-    for role in ("reader", "agent", "operator"):
-        caller = client_as(role)
-        assert caller.get("/tokens").status_code == 403
-        assert 'href="/tokens"' not in caller.get("/queues").text
-        assert send(caller, "/tokens", name="x", role="admin", days="1").status_code == 403
-    assert {each.name for each in client.tokens()} == {"admin", "reader", "agent", "operator"}
+    assert [operator.get("/tokens").status_code, send(operator, "/tokens", **asked).status_code] == [403, 403]
+    assert 'href="/tokens"' not in operator.get("/queues").text
+    assert {each.name for each in client.tokens()} == {"admin", "operator"}
 
 
-def test_sink_page_says_what_it_waits_for(browser: TestClient, client: Client) -> None:
-    client.put_sink("pager", "log", {}, **BY)
-    assert "It waits for letters to die." in browser.get("/sinks").text
-    bury(client, [{"n": 1}])
-    assert "It waits for a relay to send what is there" in browser.get("/sinks").text
-    client.report_sink("pager", failures=1, error="connection refused by pager.example")
-    text = browser.get("/sinks").text
-    assert "connection refused by pager.example" in text
-    assert "it waits until the other side answers" in text
-
-
-def test_queue_page_pauses_for_a_time_and_shows_the_policy(browser: TestClient, client: Client) -> None:
+def test_pages_of_queues_sinks_workers_and_filters_say_what_they_wait_for(
+    browser: TestClient, client: Client, conn: Connection
+) -> None:
     client.configure_queue("orders", {"max_attempts": 3, "backoff": "schedule", "schedule": [1, 600], "jitter": "none"})
-    shown = browser.get("/queues/orders").text
-    assert "1 s, 10 min<" in shown
-    assert "3; then it is dead" in shown
+    client.put_sink("pager", "log", {}, **BY)
+    for name in ("here", "gone"):
+        client.report_worker(name, queues=["orders"], host="node", pid=1, concurrency=1)
+    conn.execute("update bartleby.worker set seen_at = seen_at - interval '1 minute' where name = 'gone'")
+    waiting = browser.get("/sinks").text
+    bury(client, [{"n": 1}])
+    relay = browser.get("/sinks").text
+    client.report_sink("pager", failures=1, error="connection refused by pager.example")
+    for page, words in (
+        (waiting, ["It waits for letters to die."]),
+        (relay, ["It waits for a relay to send what is there"]),
+        ("/sinks", ["connection refused by pager.example", "it waits until the other side answers"]),
+        ("/queues/orders", ["1 s, 10 min<", "3; then it is dead", "gone"]),
+        ("/workers", ["Drain here<", "it hears nobody"]),
+        (
+            "/letters?filter=queue:orders age:1x",
+            [f"queue:orders age:1x\n{' ' * len('queue:orders age:')}^", "aria-invalid"],
+        ),
+    ):
+        text = browser.get(page).text if page.startswith("/") else page
+        assert [each for each in words if each not in text] == [], page
+    assert "Drain gone<" not in browser.get("/workers").text
+
+
+def test_queue_is_paused_for_a_time(browser: TestClient, client: Client) -> None:
     done = send(browser, "/queues/orders/pause", minutes="15", back="/groups/7")
     assert (done.status_code, done.headers["location"]) == (303, "/groups/7")
     until = client.queues()[0].paused_until
