@@ -23,10 +23,13 @@ OURS = "ops.example"
 INSIDE = "/internal/bartleby"
 FOREIGN: list[dict[str, str]] = [
     {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
-    {"Sec-Fetch-Site": "same-site"},
-    {"Origin": "https://evil.example"},
-    {"Origin": "null"},
-]
+    {"Sec-Fetch-Site": "same-site", "Origin": "http://other.localhost"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"},
+    {"Sec-Fetch-Site": ""},
+    *({"Origin": each} for each in ("https://evil.example", "null", "http://localhost.evil.example", "localhost", "",
+        "http://localhost:9999", "http://localhost@evil.example", "file://localhost")),
+]  # fmt: skip
 """Headers of requests from pages of other sites."""
 SERVE = """
 import socket, sys, uvicorn
