@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -24,6 +25,7 @@ from bartleby.surfaces.web.configuring import Serving, load
 from tests.web.conftest import add_token
 
 OPENAPI = "api/v1/openapi.json"
+MAIN = "from bartleby.surfaces.cli import main; main()"
 TOML = """
 [console]
 port = 9000
@@ -43,9 +45,15 @@ class Running:
     """A console in its own process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.url = ""
-        self.errors: list[str] = []
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.process, self.errors, stderr = process, list[str](), process.stderr
+        self.reading = threading.Thread(target=lambda: self.errors.extend(stderr), daemon=True)
+        self.reading.start()
+        self.url = process.stdout.readline().strip()
+        if not self.url:
+            process.wait(60)
+            self.reading.join(60)
 
     def get(self, path: str = OPENAPI, **headers: str) -> httpx.Response:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -60,51 +68,55 @@ def command(dsn: str, tmp_path: Path) -> Iterator[Command]:
     """Start `bartleby console` on a free port and wait until it prints its address or ends."""
     with contextlib.ExitStack() as opened:
 
-        def start(*words: str, address: str = dsn, port: str = "0", **more: str) -> Running:
+        def start(*words: str, address: str = dsn, port: str = "0", code: str = MAIN, **more: str) -> Running:
             environment = {**os.environ, "BARTLEBY_DSN": address, "PYTHONUNBUFFERED": "1", **more}
-            line = [sys.executable, "-m", "bartleby", "console", "--port", port, *words]
+            line = [sys.executable, "-c", code, "console", "--port", port, *words]
             pipe = subprocess.PIPE
             process = opened.enter_context(
                 subprocess.Popen(line, env=environment, cwd=tmp_path, text=True, stdout=pipe, stderr=pipe)
             )
             opened.callback(process.kill)
-            running = Running(process)
-            assert process.stdout is not None
-            assert process.stderr is not None
-            stderr = process.stderr
-            thread = threading.Thread(target=lambda: running.errors.extend(stderr), daemon=True)
-            thread.start()
-            running.url = process.stdout.readline().strip()
-            if not running.url:
-                process.wait(60)
-                thread.join(60)
-            return running
+            return Running(process)
 
         yield start
 
 
-def test_console_serves_this_machine_until_it_is_stopped(command: Command) -> None:
+def test_console_serves_this_machine_only(command: Command) -> None:
     running = command("--allow-host", "ops.example")
     assert re.fullmatch(r"http://localhost:\d+/", running.url)
     answer = running.get("api/v1/health")
-    assert answer.json()["status"] == "ok"
-    assert "server" not in answer.headers
+    assert (answer.json()["status"], "server" in answer.headers) == ("ok", False)
     for host, status in (("evil.example", 403), ("ops.example", 200)):
         assert running.get(Host=host).status_code == status, host
     # uvicorn alone would trust these headers from this machine
     refused = running.get(X_Forwarded_For="10.0.0.1", X_Forwarded_Proto="https")
-    assert refused.status_code == 403
-    assert "--proxy" in refused.json()["hint"]
+    assert (refused.status_code, "--proxy" in refused.json()["hint"]) == (403, True)
     second = command(port=running.url.rpartition(":")[2].strip("/"))
-    assert second.process.returncode == 1
-    assert "--port" in "".join(second.errors)
-    running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(60) == 0
+    assert (second.process.returncode, "--port" in "".join(second.errors)) == (1, True)
 
 
 def test_console_starts_without_its_database(command: Command) -> None:
     answer = command(address="host=127.0.0.1 port=1 dbname=x").get("api/v1/health")
     assert (answer.status_code, answer.json()["status"]) == (503, "database away")
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_a_console_with_open_streams(command: Command, how: signal.Signals) -> None:
+    # no stream ends because it is cut off, or at the next beat
+    patient = "from bartleby.surfaces import listening\nfrom bartleby.surfaces.web import live\n"
+    running = command(code=f"{patient}listening._GRACE_SECONDS = live.BEAT = 3600\n{MAIN}")
+    with contextlib.ExitStack() as opened:
+        client = opened.enter_context(httpx.Client(timeout=60))
+        streams = [opened.enter_context(client.stream("GET", f"{running.url}live")).iter_lines() for _ in range(3)]
+        for lines in streams:
+            assert any(each.startswith("event:") for each in lines)  # and not further
+        running.process.send_signal(how)
+        for lines in streams:  # each ends without another look at the database
+            assert not [each for each in lines if each.startswith("event:")]
+        assert running.process.wait(60) == 0
+    running.reading.join(60)
+    assert running.errors[-1] == "stopped\n"
+    assert not any(each in "".join(running.errors) for each in ("Traceback", "Cancelled", "Cancel "))
 
 
 def test_console_beyond_this_machine_does_not_start_without_authentication(dsn: str) -> None:
@@ -161,32 +173,24 @@ def test_arguments_override_the_environment_which_overrides_the_file(
         environment="staging", hosts=("ops.example",), hidden=("email",), session_hours=1.5, proxy=proxy
     )
     assert read(tmp_path) == Serving("127.0.0.1", 9000, None, settings)
-    variables = {
-        "BARTLEBY_CONSOLE_PORT": "9001",
-        "BARTLEBY_CONSOLE_ENVIRONMENT": "production",
-        "BARTLEBY_CONSOLE_AUTHENTICATE": "yes",
-        "BARTLEBY_CONSOLE_HIDDEN": "email, phone",
-        "BARTLEBY_CONSOLE_PROXY_ROLES": "boss=admin, sre=reader",
-    }
-    serving = read(tmp_path, variables, port=9002, hosts=(), environment=None)
-    assert (serving.port, serving.authenticate) == (9002, True)
-    found = serving.settings
-    assert (found.environment, found.hidden, found.hosts) == ("production", ("email", "phone"), ("ops.example",))
-    assert found.proxy is not None
-    assert found.proxy.roles == {"boss": "admin", "sre": "reader"}
+    given = {
+        "PORT": "9001", "ENVIRONMENT": "production", "AUTHENTICATE": "yes", "HIDDEN": "email, phone",
+        "PROXY_ROLES": "boss=admin, sre=reader", "PROXY_USER_HEADER": "",
+    }  # fmt: skip
+    variables = {f"BARTLEBY_CONSOLE_{name}": value for name, value in given.items()}
+    named = replace(proxy, roles={"boss": "admin", "sre": "reader"})
+    settings = replace(settings, environment="production", hidden=("email", "phone"), proxy=named)
+    found = read(tmp_path, variables, port=9002, hosts=(), environment=None)
+    assert found == Serving("127.0.0.1", 9002, True, settings)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BARTLEBY_DSN", raising=False)
     assert Client()._settings.dsn == "dbname=file", "a client ignores the table of the console"
-
-
-def test_proxy_may_name_no_users(tmp_path: Path) -> None:
-    unnamed = ProxySettings(("10.0.0.0/8",), user_header=None)
-    assert read(tmp_path, proxy_networks=("10.0.0.0/8",), proxy_user_header="").settings.proxy == unnamed
-    assert read(tmp_path, proxy_networks=("10.0.0.0/8",), proxy_user_header=None).settings.proxy != unnamed
+    networks = ("10.0.0.0/8",)
+    for header, expected in (("", None), (None, proxy.user_header)):  # an empty variable counts as unset, as everywhere
+        known = read(tmp_path, proxy_networks=networks, proxy_user_header=header).settings.proxy
+        assert (known and known.user_header) == expected
     (tmp_path / "bartleby.toml").write_text('[console.proxy]\nnetworks = ["10.0.0.0/8"]\nuser_header = ""\n')
-    assert read(tmp_path).settings.proxy == unnamed
-    # an empty variable counts as unset, as everywhere
-    assert read(tmp_path, {"BARTLEBY_CONSOLE_PROXY_USER_HEADER": ""}).settings.proxy == unnamed
+    assert read(tmp_path).settings.proxy == ProxySettings(networks, user_header=None)
 
 
 def test_invalid_setting_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import psycopg
@@ -17,24 +18,21 @@ from bartleby.surfaces.limits import Buckets, Streams, Turns
 from tests.web.conftest import CHANGE, LOCAL, LOOK, OpenConsole, add_token, visiting
 
 
-def test_changes_are_limited_for_each_principal(dsn: str, open_console: OpenConsole) -> None:
-    app = open_console(writes_per_minute=0.001)
-    ann, bob = (visiting(app, Authorization=f"Bearer {add_token(dsn, 'operator', name=each)}") for each in ("a", "b"))
+def test_changes_and_refused_reads_of_agents_are_limited_for_each_principal(
+    dsn: str, open_console: OpenConsole
+) -> None:
+    app, guess = open_console(writes_per_minute=0.001), "/api/v1/dead-letters?filter=payload.password:x"
+    ann, agent, reader = (
+        visiting(app, Authorization=f"Bearer {add_token(dsn, each, ['orders'])}")
+        for each in ("operator", "agent", "reader")
+    )
     assert ann.post(CHANGE).status_code == 200
     refused = ann.post(CHANGE)
     assert (refused.status_code, refused.json()["type"]) == (429, "urn:bartleby:too-many-requests")
     assert int(refused.headers["retry-after"]) >= 1
-    assert bob.post(CHANGE).status_code == 200
-    assert all(ann.get(LOOK).status_code == 200 for _ in range(10)), "reading is not limited"
-
-
-def test_refused_read_of_an_agent_counts_like_a_change(dsn: str, open_console: OpenConsole) -> None:
-    app = open_console(writes_per_minute=0.001)  # each such refusal is an entry of the audit log
-    agent, reader = (
-        visiting(app, Authorization=f"Bearer {add_token(dsn, each, ['orders'])}") for each in ("agent", "reader")
-    )
-    guess = "/api/v1/dead-letters?filter=payload.password:x"
-    assert all(agent.get(LOOK).status_code == 200 for _ in range(10))
+    for each in (ann, agent):
+        assert all(each.get(LOOK).status_code == 200 for _ in range(10)), "reading is not limited"
+    # each refusal of an agent is an entry of the audit log
     assert [agent.get(guess).status_code for _ in range(2)] == [403, 429]
     assert agent.get(LOOK).status_code == 429
     assert {reader.get(guess).status_code for _ in range(3)} == {403}
@@ -46,17 +44,12 @@ def test_bucket_refills_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPa
     now = [100.0]
     monkeypatch.setattr("bartleby.surfaces.limits.time.monotonic", lambda: now[0])
     buckets = Buckets(per_minute=60, burst=3)
-    assert [buckets.take("a") for _ in range(3)] == [0, 0, 0]
-    assert buckets.take("a") == pytest.approx(1)
-    assert buckets.wait("a") == pytest.approx(1)
-    assert buckets.take("b") == 0
+    assert [buckets.take("a") for _ in range(4)] == [0, 0, 0, pytest.approx(1)]
+    assert (buckets.wait("a"), buckets.take("b")) == (pytest.approx(1), 0)
     now[0] += 1
-    assert buckets.wait("a") == 0
-    assert buckets.take("a") == 0
-    assert buckets.take("a") > 0
+    assert (buckets.wait("a"), buckets.take("a"), buckets.take("a") > 0) == (0, 0, True)
     now[0] += 3600
-    assert [buckets.take("a") for _ in range(3)] == [0, 0, 0]
-    assert buckets.take("a") > 0
+    assert [buckets.take("a") > 0 for _ in range(4)] == [False, False, False, True]
     monkeypatch.setattr("bartleby.surfaces.limits._MOST_KEYS", 10)
     buckets = Buckets(per_minute=1, burst=1)
     assert {buckets.take(each) for each in range(1000)} == {0}
@@ -101,10 +94,8 @@ def test_caller_with_too_many_requests_waits_for_its_turn(monkeypatch: pytest.Mo
 def test_streams_are_counted_and_limited(dsn: str, site: FastAPI, open_console: OpenConsole) -> None:
     streams = Streams(4)
     with streams.held("a"), streams.held("a"):
-        assert streams.open == 2
-        with pytest.raises(HTTPException) as refused, streams.held("a"):
+        with pytest.raises(HTTPException), streams.held("a"):
             pass
-        assert refused.value.status_code == 429
         with streams.held("b"), streams.held("c"):
             assert streams.open == 4
             with pytest.raises(HTTPException), streams.held("d"):
@@ -115,18 +106,8 @@ def test_streams_are_counted_and_limited(dsn: str, site: FastAPI, open_console: 
     with app.state.house.streams.held("reader"):
         answer = reader.get("/live")
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "30")
-
-    async def gone() -> dict[str, object]:
-        return {"type": "http.disconnect"}
-
-    async def sent(_: object) -> None:
-        pass
-
-    async def ask() -> None:
-        for _ in range(3):
-            await site(scope("/live"), gone, sent)
-
-    asyncio.run(ask())
+    for _ in range(3):
+        asyncio.run(site(scope("/live"), AsyncMock(return_value={"type": "http.disconnect"}), AsyncMock()))
     assert site.state.house.streams.open == 0, "the callers had already left"
 
 
@@ -214,8 +195,7 @@ def test_caller_that_reads_slowly_holds_no_turn_between_parts(dsn: str, open_con
 
 def test_caller_that_sends_slowly_delays_no_other(dsn: str, open_console: OpenConsole) -> None:
     app, token = open_console(operators=1), add_token(dsn, "operator")
-    began, rest = asyncio.Event(), asyncio.Event()
-    answered: list[bytes] = []
+    began, rest, send = asyncio.Event(), asyncio.Event(), AsyncMock()
 
     async def receive() -> Any:
         if not began.is_set():
@@ -224,17 +204,14 @@ def test_caller_that_sends_slowly_delays_no_other(dsn: str, open_console: OpenCo
         await rest.wait()
         return {"type": "http.request", "body": b"second part"}
 
-    async def send(message: Any) -> None:
-        answered.append(message.get("body", b""))
-
     async def main() -> None:
         slow = asyncio.create_task(app(scope(CHANGE, token) | {"method": "POST"}, receive, send))
         await began.wait()
         async with over_asgi(app, token) as client, asyncio.timeout(60):
             assert (await client.post(CHANGE, content=b"x")).json() == 1
-        assert not answered
+        assert not send.called
         rest.set()
         await slow
 
     asyncio.run(main())
-    assert b"".join(answered) == b"23"
+    assert b"".join(each.args[0].get("body", b"") for each in send.call_args_list) == b"23"

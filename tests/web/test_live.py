@@ -2,14 +2,10 @@
 
 import asyncio
 import contextlib
-import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import httpx
 import psycopg
@@ -38,14 +34,14 @@ from bartleby.failure_group f, generate_series(f.id, 30),
   lateral (select now() - case when f.id = 5 then interval '0' else '1 hour' end) s (t);
 select bartleby.recount()
 """
-CONSOLE = """
-from bartleby.surfaces import listening
-from bartleby.surfaces.cli import main
-from bartleby.surfaces.desk import Desk
-from bartleby.surfaces.web import live
-listening._GRACE_SECONDS = live.BEAT = 3600  # no stream ends because it is cut off, or at the next beat
-main()
-"""
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that end soon."""
+    assert live._LONGEST_STREAM <= 60, "as SECURITY.md says"
+    monkeypatch.setattr(live, "_LONGEST_STREAM", 0.2)
+    monkeypatch.setattr(live, "BEAT", 0.1)
 
 
 def test_stream_that_the_server_cancels_ends_without_an_error() -> None:
@@ -55,15 +51,14 @@ def test_stream_that_the_server_cancels_ends_without_an_error() -> None:
         yield "retry: 2000\n\n"
         await asyncio.Event().wait()
 
+    async def receive() -> Message:
+        return await asyncio.Future()
+
     async def main() -> None:
         async def send(message: Message) -> None:
             sent.append(message)
             if message.get("body"):
                 going.set()
-
-        async def receive() -> Message:
-            await asyncio.Event().wait()
-            raise AssertionError
 
         going = asyncio.Event()
         stream = live._Stream(endless(), media_type="text/event-stream")
@@ -77,67 +72,51 @@ def test_stream_that_the_server_cancels_ends_without_an_error() -> None:
     assert [each["type"] for each in sent].count("http.response.start") == 1
 
 
-def test_stream_ends_by_itself_when_the_server_stops(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_ends_by_itself_when_the_server_stops(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     server = SimpleNamespace(should_exit=False)
-
-    class Handler:
-        __self__ = server
-
-    monkeypatch.setattr("signal.getsignal", lambda _: Handler())
+    monkeypatch.setattr("signal.getsignal", lambda _: SimpleNamespace(__self__=server))
     monkeypatch.setattr(live, "BEAT", 0.2)
 
-    async def main(client: Client) -> list[str]:
+    async def main() -> list[str]:
         heard = []
         async for each in live._told(live.Heart(client), READER):
             heard.append(each.partition("\n")[0])
             server.should_exit = len(heard) == 3
         return heard
 
-    with Client(dsn) as client:
-        assert asyncio.run(main(client)) == ["retry: 2000", "event: pulse", "event: pulse"]
+    assert asyncio.run(main()) == ["retry: 2000", "event: pulse", "event: pulse"]
 
 
-def test_principals_of_the_same_queues_share_one_query(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = []
-    numbers = live.Pulse.numbers
+async def first(heart: live.Heart, principal: Principal = READER) -> str:
+    """Return the first event of a stream."""
+    async with contextlib.aclosing(live._told(heart, principal)) as events:
+        assert (await anext(events)).startswith("retry")
+        return await anext(events)
 
-    def counting(self: live.Pulse, principal: Principal) -> live.Numbers:
-        counted.append((threading.get_ident(), principal.name))
-        return numbers(self, principal)
 
-    monkeypatch.setattr(live.Pulse, "numbers", counting)
-    unlimited = [Principal(f"a-{n}", Role.READER) for n in range(30)]
-    held = [Principal(f"b-{n}", Role.READER, frozenset({"mail"})) for n in range(30)]
-
-    async def first(heart: live.Heart, principal: Principal) -> str:
-        async for each in live._told(heart, principal):
-            if each.startswith("event: pulse"):
-                return each
-        raise AssertionError
+def test_principals_of_the_same_queues_share_one_query(client: Client) -> None:
+    client.create_queue("mail")
+    bury(client, [{"n": 1}])
+    everyone = [
+        Principal(f"a-{number}", Role.READER, queues) for queues in (None, frozenset({"mail"})) for number in range(30)
+    ]
 
     async def main() -> list[str]:
         heart = live.Heart(client)
-        heard = await asyncio.gather(*(first(heart, each) for each in [*unlimited, *held]))
+        heard = await asyncio.gather(*(first(heart, each) for each in everyone))
         assert heart.beats == 1
         return heard
 
-    client.create_queue("mail")
-    bury(client, [{"n": 1}])
-    heard = asyncio.run(main())
-    assert len(counted) == 2
-    assert {'"letters.dead":1' in each and '"queue.orders.dead":1' in each for each in heard[:30]} == {True}
-    assert {'"letters.dead":0' in each for each in heard[30:]} == {True}
-    assert not any("orders" in each for each in heard[30:])
+    with patch.object(live.Pulse, "numbers", autospec=True, side_effect=live.Pulse.numbers) as counted:
+        heard = asyncio.run(main())
+    assert counted.call_count == 2
+    assert all('"letters.dead":1' in each and '"queue.orders.dead":1' in each for each in heard[:30])
+    assert all('"letters.dead":0' in each and "orders" not in each for each in heard[30:])
 
 
 def test_pulse_from_before_anyone_listened_is_not_sent(client: Client) -> None:
-    async def main() -> str:
-        heart = live.Heart(client, live.Pulse(datetime(2026, 1, 1, tzinfo=UTC), (), (), (), ()))
-        async with contextlib.aclosing(live._told(heart, READER)) as events:
-            assert (await anext(events)).startswith("retry")
-            return await anext(events)
-
-    assert '"queue.orders.dead":0' in asyncio.run(main())
+    heart = live.Heart(client, live.Pulse(datetime(2026, 1, 1, tzinfo=UTC), (), (), (), ()))
+    assert '"queue.orders.dead":0' in asyncio.run(first(heart))
 
 
 def test_open_groups_are_counted_beyond_those_in_the_pulse(client: Client) -> None:
@@ -174,24 +153,17 @@ def test_group_that_has_just_begun_is_shown_among_many_larger_ones(conn: psycopg
 
 
 def test_stream_ends_so_that_the_listener_is_authenticated_again(
-    dsn: str, client_as: ClientAs, monkeypatch: pytest.MonkeyPatch
+    client: Client, client_as: ClientAs, brief: None
 ) -> None:
-    assert live._LONGEST_STREAM <= 60, "as SECURITY.md says"
-    monkeypatch.setattr(live, "_LONGEST_STREAM", 0.2)
-    monkeypatch.setattr(live, "BEAT", 0.1)
     reader = client_as("reader")
     heard = reader.get("/live").text
     assert "event: pulse" in heard
     assert heard.endswith("event: again\ndata: {}\n\n")
-    with Client(dsn) as client:
-        client.revoke_token(client.tokens()[0].id, actor="a test", reason="it was in a log")
+    client.revoke_token(client.tokens()[0].id, actor="a test", reason="it was in a log")
     assert reader.get("/live").status_code == 401
 
 
-def test_stream_works_in_a_second_event_loop(site: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "_LONGEST_STREAM", 0.2)
-    monkeypatch.setattr(live, "BEAT", 0.1)
-
+def test_stream_works_in_a_second_event_loop(site: FastAPI, brief: None) -> None:
     async def heard() -> str:
         transport = httpx.ASGITransport(site, client=LOCAL)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -200,28 +172,3 @@ def test_stream_works_in_a_second_event_loop(site: FastAPI, monkeypatch: pytest.
     with asyncio.Runner() as first, asyncio.Runner() as second:  # the first is suspended, and not closed either
         for loop in (first, second):
             assert loop.run(heard()).endswith("event: again\ndata: {}\n\n")
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_signal_stops_a_console_with_open_streams(dsn: str, how: signal.Signals) -> None:
-    environment = {**os.environ, "BARTLEBY_DSN": dsn, "PYTHONUNBUFFERED": "1"}
-    line = [sys.executable, "-c", CONSOLE, "console", "--port", "0"]
-    with (
-        subprocess.Popen(line, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
-        contextlib.ExitStack() as opened,
-    ):
-        opened.callback(process.kill)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        url = process.stdout.readline().strip()
-        client = opened.enter_context(httpx.Client(timeout=60))
-        streams = [opened.enter_context(client.stream("GET", f"{url}live")).iter_lines() for _ in range(3)]
-        for lines in streams:
-            assert any(each.startswith("event:") for each in lines)  # and not further
-        process.send_signal(how)
-        for lines in streams:  # each ends without another look at the database
-            assert not [each for each in lines if each.startswith("event:")]
-        assert process.wait(60) == 0
-        errors = process.stderr.read()
-    assert errors.splitlines()[-1] == "stopped"
-    assert not any(each in errors for each in ("Traceback", "Cancelled", "Cancel "))
