@@ -19,6 +19,7 @@ from bartleby.principal import Principal, Role
 from bartleby.surfaces import web
 from bartleby.surfaces.desk.groups import Portrait
 from bartleby.surfaces.web.attending import Attendance
+from bartleby.surfaces.web.pages import showing
 from bartleby.surfaces.web.pages.assets import asset
 from bartleby.surfaces.web.pages.columns import cells, chosen, offered
 from bartleby.surfaces.web.pages.editing import document, patch_between
@@ -26,18 +27,6 @@ from bartleby.surfaces.web.pages.heaps import heaps
 from bartleby.surfaces.web.pages.hearing import heard
 from bartleby.surfaces.web.pages.naming import Named, headline, subjects, trend
 from bartleby.surfaces.web.pages.now import Sight, verdict
-from bartleby.surfaces.web.pages.showing import (
-    bars,
-    command,
-    culprit,
-    editable,
-    frames,
-    pretty,
-    text_diff,
-    tree,
-    visible,
-    without,
-)  # fmt: skip
 from bartleby.surfaces.web.pages.summary import summary
 from bartleby.surfaces.web.pages.words import paths_in
 
@@ -108,14 +97,14 @@ def test_edit_becomes_a_patch_of_what_was_changed() -> None:
 
 def test_invisible_characters_are_escapes_in_a_form_and_the_same_value() -> None:
     raw = json.dumps({"a": "x\u202ey\u200b\U000e0068z", "b": "caf\u00e9"}, ensure_ascii=False)
-    text = editable(raw)
+    text = showing.editable(raw)
     assert json.loads(text) == json.loads(raw)
     assert text.isascii() is False
     assert not set("\u202e\u200b\U000e0068") & set(text)
     assert patch_between(raw, text) == []
-    assert visible("a\u202eb\u2066c\x1b[0m") == "a\ufffdb\ufffdc\ufffd[0m"
-    assert visible("plain\n\ttext") == "plain\n\ttext"
-    assert visible(5) == 5
+    assert showing.visible("a\u202eb\u2066c\x1b[0m") == "a\ufffdb\ufffdc\ufffd[0m"
+    assert showing.visible("plain\n\ttext") == "plain\n\ttext"
+    assert showing.visible(5) == 5
 
 
 def test_frames_of_libraries_are_folded_and_the_innermost_own_frame_is_named() -> None:
@@ -126,26 +115,26 @@ def test_frames_of_libraries_are_folded_and_the_innermost_own_frame_is_named() -
         '  File "/srv/venv/lib/python3.11/site-packages/rates/b.py", line 2, in get\n    raise KeyError(x)\n'
         "KeyError: 'JPY'"
     )
-    found = frames(trace)
+    found = showing.frames(trace)
     assert [each.folded for each in found] == [False, True, False]
     assert found[1].title == "2 frames of libraries"
     assert "\n".join(line for each in found for line in each.lines) == trace
-    assert culprit(trace) == "/srv/shop/orders.py:8 in fulfil"
-    assert (frames(None), culprit(None)) == ([], None)
+    assert showing.culprit(trace) == "/srv/shop/orders.py:8 in fulfil"
+    assert (showing.frames(None), showing.culprit(None)) == ([], None)
 
 
 def test_tree_keeps_digits_marks_hidden_values_and_knows_paths() -> None:
-    root = tree('{"a": [{"n": 12345678901234567890.10}], "password": "***"}')
+    root = showing.tree('{"a": [{"n": 12345678901234567890.10}], "password": "***"}')
     assert root is not None
     assert root.text == "2 fields"
     (listed, hidden) = root.children
     number = listed.children[0].children[0]
     assert (number.text, number.path, hidden.kind) == ("12345678901234567890.10", "a[0].n", "hidden")
-    assert tree("[" * 5000 + "]" * 5000) is None
-    assert tree("[" + ",".join("1" * 4000) + "]") is None
-    assert pretty("not json") == "not json"
-    assert text_diff("a\nb", "a\nc") == [(" ", "a"), ("-", "b"), ("+", "c")]
-    assert [each.height for each in bars([0, 1, 10_000])] == [0, 1.5, 24], "what is not zero can be seen"
+    assert showing.tree("[" * 5000 + "]" * 5000) is None
+    assert showing.tree("[" + ",".join("1" * 4000) + "]") is None
+    assert showing.pretty("not json") == "not json"
+    assert showing.text_diff("a\nb", "a\nc") == [(" ", "a"), ("-", "b"), ("+", "c")]
+    assert [each.height for each in showing.bars([0, 1, 10_000])] == [0, 1.5, 24], "what is not zero can be seen"
 
 
 def test_trend_of_a_group() -> None:
@@ -176,7 +165,7 @@ def test_group_is_named_without_the_modules_of_its_type() -> None:
         ("KeyError: 'x'", "KeyError", "'x'"), ("'x'", "KeyError", "'x'"), ("KeyError:", "KeyError", "KeyError:"),
         ("x", None, "x"),
     ):  # fmt: skip
-        assert without(text, kind) == left
+        assert showing.without(text, kind) == left
 
 
 def test_subject_of_an_action_is_a_link() -> None:
@@ -298,7 +287,7 @@ def test_sink_has_received_a_letter_once_nothing_older_waits() -> None:
 
 def test_copied_command_is_one_word_to_a_shell_and_controls_no_terminal() -> None:
     for text in ("plain", "it's $(date) `id` \n !!", "\x1b[201~\x03\nrm -rf ~", "a\\b\u202e'c' é \U0001f4a5"):
-        line = command("dead", text)
+        line = showing.command("dead", text)
         assert all(each.isprintable() or each == "\n" for each in line)
         shell = ["bash", "-c", f'bartleby() {{ printf "%s|%s" "$#" "$2"; }}; {line}']
         environment = {"LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]}
