@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
 from bartleby import Client, hashing
@@ -27,7 +28,7 @@ _SHELL = "/usr/bin/chromium-headless-shell"  # takes a third less of the process
 CHROMIUM = os.environ.get("BARTLEBY_CHROMIUM", _SHELL if os.access(_SHELL, os.X_OK) else "/usr/bin/chromium")
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--no-first-run",
+    "--no-first-run", "--host-resolver-rules=MAP *.example 127.0.0.1",
 ]  # fmt: skip
 WAIT_SECONDS = 60
 expect.set_options(timeout=WAIT_SECONDS * 1000)
@@ -54,9 +55,7 @@ class Site:
     def start(self) -> None:
         app: Any = console(self.dsn, self.settings)
         self.app = app
-        if self.prefix:
-            from fastapi import FastAPI
-
+        if self.prefix and not self.settings.prefix:
             inner, app = app, FastAPI()
             app.mount(self.prefix, inner)
         config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning", timeout_graceful_shutdown=1)
@@ -92,11 +91,13 @@ def until(condition: Callable[[], object], seconds: float = WAIT_SECONDS) -> Non
 
 @contextlib.contextmanager
 def running(
-    dsn: str, *, environment: str | None = "staging", prefix: str = "", authenticate: bool = False
+    dsn: str, *, environment: str | None = "staging", authenticate: bool = False, prefix: str = "", proxy: Any = None
 ) -> Iterator[Site]:
-    """Run a console over a database."""
+    """Run a console over a database, inside an application if it has a prefix and no proxy."""
     with contextlib.closing(Client(dsn)) as client:
-        settings = ConsoleSettings(authenticate=authenticate, environment=environment)
+        settings = ConsoleSettings(
+            authenticate=authenticate, environment=environment, proxy=proxy, prefix=prefix if proxy else ""
+        )
         site = Site(dsn, client, settings, free_port(), prefix)
         site.start()
         try:

@@ -2,7 +2,9 @@
 
 shop          a console over a shop in trouble; for tests that only read (package)
 site          a console over the database of the test
+guarded       the same with authentication
 letters       twelve dead letters of one bug in it
+group         the address of their group
 start_worker  starts a worker with a handler for them
 glance        opens pages in windows that are used again; for tests that only read
 look          opens pages; at the end their consoles must be empty and nothing may violate the policy
@@ -55,11 +57,23 @@ def site(dsn: str) -> Iterator[Site]:
 
 
 @pytest.fixture
+def guarded(dsn: str) -> Iterator[Site]:
+    with running(dsn, authenticate=True) as made:
+        yield made
+
+
+@pytest.fixture
 def letters(site: Site) -> list[int]:
     site.client.create_queue("orders")
     site.client.configure_queue("orders", {"max_attempts": 1, "breaker": "off"})
     orders: list[object] = [{"id": n, "currency": "JPY", "exact": 12345678901234567890} for n in range(12)]
     return bury(site.client, "orders", orders, kind="KeyError", error="'JPY'", key="order")
+
+
+@pytest.fixture
+def group(site: Site, letters: list[int]) -> str:
+    """The address of their group."""
+    return f"{site.url}/groups/{site.client.dead_letters(f'id:{letters[0]}').items[0].group_id}"
 
 
 @pytest.fixture

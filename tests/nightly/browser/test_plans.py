@@ -1,5 +1,7 @@
 """Plans in a browser: previewed, watched, paused, and stopped by their canary."""
 
+from unittest.mock import Mock
+
 from playwright.sync_api import expect
 
 from tests.kit.browser import Look, Site, fill, status, until
@@ -40,15 +42,12 @@ def test_plan_previews_what_will_happen_and_runs_without_a_page(
     assert status(site.client, late[0]) == "dead"
 
 
-def test_canary_that_dies_stops_the_plan(site: Site, look: Look, letters: list[int], start_worker: StartWorker) -> None:
+def test_canary_that_dies_stops_the_plan(
+    site: Site, look: Look, letters: list[int], group: str, start_worker: StartWorker
+) -> None:
     """Interaction 4: a plan with a canary stops by itself, and shows why its letters died again."""
-
-    def handle(_: dict[str, object]) -> None:
-        raise KeyError("CHF")
-
-    start_worker(handle)
-    group = site.client.groups(limit=1)[0].id
-    page = look.at(f"{site.url}/groups/{group}")
+    start_worker(Mock(side_effect=KeyError("CHF")))
+    page = look.at(group)
     page.get_by_label("First, as canary").fill("3")
     fill(page, "Replay its letters", "a try").get_by_role("button", name="Plan a replay of 12").click()
     expect(page.get_by_text("3 go first; if more than 10 % of them die again, the rest is left alone")).to_be_visible()
@@ -65,22 +64,16 @@ def test_large_plan_runs_only_after_its_number_was_typed(site: Site, look: Look)
     bury(site.client, "orders", list(range(120)), kind="KeyError", error="'JPY'")
     plan = site.client.plan_replay("queue:orders", actor="ana", reason="fixed")
     page = look.at(f"{site.url}/operations/{plan}")
-    typed = page.get_by_label("To be sure, type 120")
-    typed.fill("12")
-    page.get_by_role("button", name="Replay 120 letters").click()
-    expect(page.locator("#notices")).to_contain_text("type 120")
-    found = site.client.find_replay(plan)
-    assert found is not None
-    assert found.status == "draft"
-    typed.fill("120")
-    page.get_by_role("button", name="Replay 120 letters").click()
-    expect(page.locator("#notices")).to_contain_text("runs")
+    for typed, notice, state in (("12", "type 120", "draft"), ("120", f"Replay {plan} runs", "running")):
+        page.get_by_label("To be sure, type 120").fill(typed)
+        page.get_by_role("button", name="Replay 120 letters").click()
+        expect(page.locator("#notices")).to_contain_text(notice)
+        assert site.client.replays(limit=1)[0].status == state
 
 
 def test_plan_is_paused_resumed_and_cancelled(site: Site, look: Look, letters: list[int]) -> None:
     """Interaction 5: a running plan is paused, resumed and cancelled."""
-    assert letters
-    plan = site.client.plan_replay("queue:orders", actor="ana", reason="slowly", rate=0.01)
+    plan = site.client.plan_replay(ids=letters, actor="ana", reason="slowly", rate=0.01)
     site.client.start_replay(plan, actor="ana", reason="slowly")
     page = look.at(f"{site.url}/operations/{plan}")
     page.get_by_role("button", name=f"Pause replay {plan}").click()
@@ -91,13 +84,10 @@ def test_plan_is_paused_resumed_and_cancelled(site: Site, look: Look, letters: l
     expect(page.locator(".title")).to_contain_text("cancelled")
 
 
-def test_group_is_replayed_with_a_patch(site: Site, look: Look, letters: list[int]) -> None:
+def test_group_is_replayed_with_a_patch(look: Look, group: str) -> None:
     """Interaction 8: the same patch for a whole group, with its effect on five letters."""
-    assert letters
-    group = site.client.groups(limit=1)[0].id
-    page = look.at(f"{site.url}/groups/{group}")
+    page = look.at(group)
     page.locator("summary", has_text="Another queue, or another payload").click()
     page.locator("textarea[name=patch]").fill('[{"op": "replace", "path": "/currency", "value": "EUR"}]')
     fill(page, "Replay its letters", "sold in euro").get_by_role("button", name="Plan a replay of 12").click()
-    expect(page.locator("ins.new-text")).to_have_count(5)
-    expect(page.locator("ins.new-text").first).to_have_text('"EUR"')
+    expect(page.locator("ins.new-text")).to_have_text(['"EUR"'] * 5)

@@ -14,10 +14,14 @@ from tests.nightly.browser.conftest import AXE
 PAGES = {
     "now": "/",
     "groups": "/groups",
+    "groups by type": "/groups?by=type",
+    "groups by queue": "/groups?by=queue",
+    "groups by owner": "/groups?by=owner",
     "group": "/groups/{group}",
     "letters": "/letters",
     "letters none": "/letters?filter=key:none",
     "letters wrong": "/letters?filter=queue:orders age:1x",
+    "letters with columns": "/letters?filter=queue:orders&show=payload.order.currency&show=payload.customer.password",
     "letter": "/letters/{letter}",
     "letter retried": "/letters/{retried}",
     "letter discarded": "/letters/{discarded}",
@@ -117,42 +121,12 @@ def counted(client: Client) -> dict[str, str]:
     return {name: f"{number:,}" for name, number in found.items()}
 
 
-def test_confirmation_page_is_accessible(shop: Site, look: Look) -> None:
-    page = look.at(f"{shop.url}/letters?filter=queue:orders", reduced_motion="reduce")
-    page.get_by_role("button", name="Discard 35 …").click()
-    expect(page.locator("h1")).to_have_text("Discard 35 letters?")
-    assert page.evaluate("document.activeElement.textContent") == "Leave them alone"
-    assert violations(page) == []
-    page.emulate_media(color_scheme="dark")
-    assert violations(page) == []
-
-
-def test_numbers_keep_their_digits_and_secrets_are_hidden(shop: Site, glance: Glance) -> None:
-    page = glance(place(shop, "letter"))
-    text = page.locator("main").inner_text()
-    assert str(12345678901234567890 + 10) in text
-    assert "hidden" in text
-    whole = page.content()
-    assert "hunter2" not in whole
-    assert "4111111111111111" not in whole
-    assert "Bearer x1" not in whole
-
-
-def test_wrong_filter_points_at_the_error(shop: Site, glance: Glance) -> None:
-    page = glance(place(shop, "letters wrong"))
-    pointed = page.locator(".pointed").inner_text()
-    assert pointed.splitlines()[1].index("^") == len("queue:orders age:")
-    expect(page.locator('input[name="filter"][aria-invalid="true"]')).to_be_visible()
-
-
 def test_keys_navigate_and_change_nothing(shop: Site, look: Look) -> None:
-    page = look.at(place(shop, "now"))
-    is_live(page)
+    page = is_live(look.at(place(shop, "now")))
     page.keyboard.type("gl")
     page.wait_for_url(re.compile("/letters$"))
-    page.keyboard.press("j")
-    page.keyboard.press("j")
-    page.keyboard.press("x")
+    for key in "jjx":
+        page.keyboard.press(key)
     expect(page.locator("[data-selected]")).to_have_text("1 selected")
     expect(page.get_by_role("button", name="Discard 1 …")).to_be_visible()
     page.keyboard.press("d")
@@ -170,34 +144,51 @@ def test_keys_navigate_and_change_nothing(shop: Site, look: Look) -> None:
     page.keyboard.type("queue:billing")
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile("filter=queue%3Abilling"))
-
-
-def test_keys_open_the_forms_of_a_group(shop: Site, look: Look) -> None:
-    page = look.at(place(shop, "group"))
-    is_live(page)
+    page.goto(place(shop, "group"))
     for key, button in (("n", "Acknowledge group"), ("s", "Mute group"), ("r", "Plan a replay of")):
-        page.keyboard.press(key)
+        is_live(page).keyboard.press(key)
         assert page.evaluate("document.activeElement.name") == "reason"
         form = page.locator("form", has=page.locator("input:focus"))
         expect(form.get_by_role("button", name=button)).to_be_visible()
         page.keyboard.press("Escape")
 
 
-def test_first_tab_stop_skips_to_the_content(shop: Site, look: Look) -> None:
-    page = look.at(place(shop, "groups"))
+def test_first_tab_stop_skips_to_the_content_and_a_chosen_theme_is_kept(shop: Site, look: Look) -> None:
+    page = look.at(place(shop, "now"), color_scheme="light")
+    page.get_by_role("button", name="Light or dark").click()
+    for _ in range(2):
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(246, 247, 249)"
+        page.goto(place(shop, "groups"))
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
 
 
-def test_chosen_theme_is_kept(shop: Site, look: Look) -> None:
-    page = look.at(place(shop, "now"), color_scheme="light")
-    page.get_by_role("button", name="Light or dark").click()
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    page.goto(place(shop, "groups"))
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(246, 247, 249)"
+def test_escape_returns_to_the_list_and_a_view_of_it_is_kept(shop: Site, look: Look) -> None:
+    page = is_live(look.at(f"{shop.url}/letters?filter=queue%3Amail"))
+    page.locator("[data-row] a").first.click()
+    page.wait_for_url(re.compile(r"/letters/\d+$"))
+    is_live(page).get_by_label("Reason").first.focus()
+    page.keyboard.press("Escape")
+    assert re.search(r"/letters/\d+$", page.url), "out of the field first"
+    page.keyboard.press("Escape")
+    page.wait_for_url(re.compile("filter=queue%3Amail$"))
+    page.get_by_text("Keep this view").click()
+    page.get_by_label("Name of this view").fill("the post")
+    page.get_by_role("button", name="Keep it").click()
+    expect(page.locator("[data-views] a")).to_have_text("the post")
+    assert violations(page) == []
+    page.goto(f"{shop.url}/groups/{shop.ids['group']}")
+    is_live(page).keyboard.press("Escape")
+    page.wait_for_url(re.compile("/groups$"))  # where a group is listed
+    is_live(page).keyboard.press("/")
+    page.keyboard.type("the post")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("filter=queue%3Amail$"))
+    page.get_by_role("button", name="Forget the view the post").click()
+    expect(page.locator("[data-views] a")).to_have_count(0)
 
 
 def test_page_is_small(shop: Site, look: Look) -> None:
