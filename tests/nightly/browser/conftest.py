@@ -2,7 +2,7 @@
 
 shop          a console over a shop in trouble; for tests that only read (package)
 site          a console over the database of the test
-guarded       the same with authentication
+guarded       the same in production, with authentication
 letters       twelve dead letters of one bug in it
 group         the address of their group
 start_worker  starts a worker with a handler for them
@@ -58,7 +58,7 @@ def site(dsn: str) -> Iterator[Site]:
 
 @pytest.fixture
 def guarded(dsn: str) -> Iterator[Site]:
-    with running(dsn, authenticate=True) as made:
+    with running(dsn, environment="production", authenticate=True) as made:
         yield made
 
 

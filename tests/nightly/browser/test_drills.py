@@ -13,12 +13,12 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Page, expect
 
-from bartleby import Bartleby, Client, Message
+from bartleby import Client
 from bartleby.principal import Role
 from bartleby.surfaces.web import live
 from tests.kit.browser import Look, Site, away, is_live, running, status, token, until
 from tests.kit.shop import bury
-from tests.kit.worker import working
+from tests.nightly.browser.conftest import StartWorker
 from tests.nightly.browser.stopwatch import drill
 from tests.nightly.browser.test_reading import violations
 
@@ -31,45 +31,36 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "ana")
 
 
-def forty(site: Site) -> Site:
+@pytest.fixture
+def site(dsn: str) -> Iterator[Site]:
+    with running(dsn, environment="production") as made:
+        yield made
+
+
+@pytest.fixture
+def letters(site: Site) -> list[int]:
+    return forty(site)
+
+
+def forty(site: Site) -> list[int]:
     """Let forty orders die of a missing currency."""
-    site.client.create_queue("orders")
-    site.client.configure_queue("orders", {"max_attempts": 1, "breaker": "off"})
+    site.client.create_queue("orders", {"max_attempts": 1, "breaker": "off"})
     orders: list[object] = [{"id": n, "currency": "JPY", "customer": {"id": 42 + n}} for n in range(40)]
-    ids = bury(site.client, "orders", orders, kind="KeyError", error="'JPY'", key="order")
-    site.ids = {"first": ids[0], "group": int(site.client.groups(limit=1)[0].id)}
-    return site
+    return bury(site.client, "orders", orders, kind="KeyError", error="'JPY'", key="order")
 
 
-@pytest.fixture
-def night(dsn: str) -> Iterator[Site]:
-    with running(dsn, environment="production") as site:
-        yield forty(site)
+def statuses(site: Site, letters: list[int]) -> set[str]:
+    return {status(site.client, each) for each in letters}
 
 
-@pytest.fixture
-def fixed(night: Site) -> Iterator[None]:
-    """Run a worker with the fix."""
-    app = Bartleby(night.dsn)
-
-    @app.handler("orders")
-    async def fulfil(message: Message) -> None:
-        assert message.payload
-
-    with working(app):
-        yield
-    app.client.close()
-
-
-def statuses(client: Client, site: Site) -> set[str]:
-    return {status(client, site.ids["first"] + n) for n in range(40)}
-
-
-def test_drill_a_fix_is_replayed_from_the_link_of_an_alert(night: Site, fixed: None, look: Look) -> None:
+def test_drill_a_fix_is_replayed_from_the_link_of_an_alert(
+    site: Site, letters: list[int], group: str, start_worker: StartWorker, look: Look
+) -> None:
     """Drill a: from the link of an alert to a replayed fix."""
+    start_worker(lambda _: None)
     page = look.at("about:blank")
     with drill(page, "a", seconds=60, clicks=6) as made:
-        page.goto(f"{night.url}/groups/{night.ids['group']}")
+        page.goto(group)
         expect(page.locator(".culprit")).to_have_text("/srv/shop/billing.py:41 in charge")
         made.picture(page, "cause")
         page.get_by_label("Reason").first.click()
@@ -84,14 +75,12 @@ def test_drill_a_fix_is_replayed_from_the_link_of_an_alert(night: Site, fixed: N
         page.get_by_role("button", name="Replay 40 letters").click()
         expect(page.locator("#progress")).to_contain_text("40 done, 0 died again", timeout=50_000)
     made.picture(page, "done")
-    assert statuses(night.client, night) == {"resolved"}
+    assert statuses(site, letters) == {"resolved"}
 
 
-def test_drill_b_one_order_of_one_customer_is_found(night: Site, look: Look) -> None:
+def test_drill_b_one_order_of_one_customer_is_found(site: Site, letters: list[int], look: Look) -> None:
     """Drill b: find one order of one customer."""
-    page = look.at("about:blank")
-    page.goto(f"{night.url}/")
-    is_live(page)
+    page = is_live(look.at(f"{site.url}/"))
     with drill(page, "b", seconds=15) as made:
         page.reload()
         is_live(page)
@@ -101,17 +90,17 @@ def test_drill_b_one_order_of_one_customer_is_found(night: Site, look: Look) -> 
         expect(page.locator("[data-row]")).to_have_count(1)
         page.keyboard.press("j")
         page.keyboard.press("Enter")
-        expect(page.locator("h1")).to_contain_text(f"Letter {night.ids['first'] + 7}")
+        expect(page.locator("h1")).to_contain_text(f"Letter {letters[7]}")
         expect(page.locator(".tree").first).to_contain_text("49")
     made.picture(page, "found")
 
 
-def test_drill_c_discarded_group_is_restored_whole(night: Site, look: Look) -> None:
+def test_drill_c_discarded_group_is_restored_whole(site: Site, letters: list[int], group: str, look: Look) -> None:
     """Drill c: discard the wrong group, and restore it."""
-    night.client.hold([night.ids["first"] + 3], actor="ben", reason="evidence")
+    site.client.hold([letters[3]], actor="ben", reason="evidence")
     page = look.at("about:blank")
     with drill(page, "c", seconds=20) as made:
-        page.goto(f"{night.url}/groups/{night.ids['group']}")
+        page.goto(group)
         page.locator("summary", has_text="Discard its letters").click()
         page.get_by_role("button", name="Discard 40 letters…").click()
         expect(page.locator("h1")).to_have_text("Discard 40 letters?")
@@ -122,43 +111,39 @@ def test_drill_c_discarded_group_is_restored_whole(night: Site, look: Look) -> N
         page.keyboard.type("40")
         page.keyboard.press("Enter")
         expect(page.locator("#notices")).to_contain_text("39 letters discarded; 1 left alone")
-        assert statuses(night.client, night) == {"discarded", "dead"}
+        assert statuses(site, letters) == {"discarded", "dead"}
         made.picture(page, "discarded")
         page.get_by_role("button", name="Undo").click()
         expect(page.locator("#notices")).to_contain_text("39 letters are dead again")
-    assert statuses(night.client, night) == {"dead"}
+    assert statuses(site, letters) == {"dead"}
 
 
-def test_drill_d_one_of_two_operators_wins(dsn: str, look: Look) -> None:
+def test_drill_d_one_of_two_operators_wins(guarded: Site, look: Look) -> None:
     """Drill d: two operators race, for a letter and for a plan; one wins, the other sees who did."""
-    with running(dsn, environment="production", authenticate=True) as site:
-        letter = forty(site).ids["first"]
-        others = [letter + n for n in range(1, 40)]
-        plan = site.client.plan_replay(ids=others, actor="cleo", reason="fixed")
-        people = {name: look.at("about:blank", **known(site, name)) for name in ("ana", "ben")}
-        with drill(people["ben"], "d", seconds=60) as made:
-            for page in people.values():
-                page.goto(f"{site.url}/letters/{letter}")
-                page.locator("summary", has_text="Discard it").click()
-                page.keyboard.press("Tab")
-                page.keyboard.type("refunded")
-            winner, loser = race(people, f"Discard letter {letter}", f"Letter {letter} is discarded")
-            expect(people[loser].locator("#notices")).to_contain_text(f"discarded by {winner}")
-            made.picture(people[loser], "told")
-            for page in people.values():
-                page.goto(f"{site.url}/operations/{plan}")
-                page.get_by_label("To be sure, type 39").click()
-                page.keyboard.type("39")
-            starter, other = race(people, "Replay 39 letters", f"Replay {plan} runs")
-            expect(people[other].locator("#notices")).to_contain_text(f"Replay {plan} is running: nothing to start")
-        actions = {each.action: each.actor for each in site.client.audit_log(limit=100)}
-        assert actions["letter.discard"] == winner
-        assert actions["replay.start"] == starter
-        assert len(site.client.audit_log(limit=100, action="letter.discard")) == 1
-
-
-def known(site: Site, name: str) -> dict[str, object]:
-    return {"extra_http_headers": {"Authorization": f"Bearer {token(site, name, Role.OPERATOR)}"}}
+    site = guarded
+    letter, *others = forty(site)
+    plan = site.client.plan_replay(ids=others, actor="cleo", reason="fixed")
+    people = {
+        name: look.at("about:blank", extra_http_headers={"Authorization": f"Bearer {token(site, name, Role.OPERATOR)}"})
+        for name in ("ana", "ben")
+    }
+    with drill(people["ben"], "d", seconds=60) as made:
+        for page in people.values():
+            page.goto(f"{site.url}/letters/{letter}")
+            page.locator("summary", has_text="Discard it").click()
+            page.keyboard.press("Tab")
+            page.keyboard.type("refunded")
+        winner, loser = race(people, f"Discard letter {letter}", f"Letter {letter} is discarded")
+        expect(people[loser].locator("#notices")).to_contain_text(f"discarded by {winner}")
+        made.picture(people[loser], "told")
+        for page in people.values():
+            page.goto(f"{site.url}/operations/{plan}")
+            page.get_by_label("To be sure, type 39").click()
+            page.keyboard.type("39")
+        starter, other = race(people, "Replay 39 letters", f"Replay {plan} runs")
+        expect(people[other].locator("#notices")).to_contain_text(f"Replay {plan} is running: nothing to start")
+    for action, actor in (("letter.discard", winner), ("replay.start", starter)):
+        assert [each.actor for each in site.client.audit_log(action=action)] == [actor]
 
 
 def race(people: dict[str, Page], button: str, won: str) -> tuple[str, str]:
@@ -174,11 +159,15 @@ def race(people: dict[str, Page], button: str, won: str) -> tuple[str, str]:
     return winner, loser
 
 
-def test_drill_e_probe_is_done_by_keyboard_alone(night: Site, fixed: None, look: Look) -> None:
+def test_drill_e_probe_is_done_by_keyboard_alone(
+    site: Site, letters: list[int], start_worker: StartWorker, look: Look
+) -> None:
     """Drill e: by keyboard alone, from what is wrong to a probe that is done."""
+    assert letters
+    start_worker(lambda _: None)
     page = look.at("about:blank")
     with drill(page, "e", seconds=60, clicks=0) as made:
-        page.goto(f"{night.url}/")
+        page.goto(f"{site.url}/")
         is_live(page)
         page.keyboard.press("j")
         page.keyboard.press("Enter")
@@ -196,11 +185,11 @@ def test_drill_e_probe_is_done_by_keyboard_alone(night: Site, fixed: None, look:
     made.picture(page, "done")
 
 
-def test_drill_f_queue_is_paused_on_a_phone(night: Site, look: Look) -> None:
+def test_drill_f_queue_is_paused_on_a_phone(site: Site, letters: list[int], look: Look) -> None:
     """Drill f: on a phone, 360 pixels wide, find what is wrong and stop it."""
     page = look.at("about:blank", viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     with drill(page, "f", seconds=60, clicks=6) as made:
-        page.goto(f"{night.url}/")
+        page.goto(f"{site.url}/")
         made.picture(page, "now")
         page.get_by_role("link", name="KeyError: 'JPY'", exact=True).tap()
         expect(page.locator(".culprit")).to_have_text("/srv/shop/billing.py:41 in charge")
@@ -213,7 +202,8 @@ def test_drill_f_queue_is_paused_on_a_phone(night: Site, look: Look) -> None:
         made.picture(page, "stop")
         form.get_by_role("button", name="Pause orders").tap()
         expect(page.locator("#notices")).to_contain_text("is paused")
-    assert night.client.queues()[0].paused
+    assert site.client.queues()[0].paused
+    assert letters
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     assert too_small(page) == []
 
@@ -228,18 +218,18 @@ def too_small(page: Page) -> list[str]:
 
 
 @pytest.mark.own_database
-def test_drill_g_database_becomes_unavailable_and_returns(night: Site, look: Look, admin: object, dsn: str) -> None:
+def test_drill_g_database_becomes_unavailable_and_returns(
+    site: Site, letters: list[int], look: Look, admin: object
+) -> None:
     """Drill g: the database is unavailable: it is reported, the last state is shown, and the page recovers."""
-    page = look.at("about:blank")
-    page.goto(f"{night.url}/queues")
-    is_live(page)
+    page = is_live(look.at(f"{site.url}/queues"))
     with drill(page, "g", seconds=60) as made:
-        with away(admin, dsn.rpartition("/")[2]):
+        with away(admin, site.dsn.rpartition("/")[2]):
             expect(page.locator("#pill")).to_contain_text("database away since")
             page.reload()
             expect(page.locator("h1")).to_have_text("The database cannot be reached")
             expect(page.get_by_role("table")).to_contain_text("orders")
-            assert "40" in page.get_by_role("table").inner_text()
+            assert str(len(letters)) in page.get_by_role("table").inner_text()
             made.picture(page, "away")
             assert violations(page) == []
         # it retries by itself
@@ -247,24 +237,24 @@ def test_drill_g_database_becomes_unavailable_and_returns(night: Site, look: Loo
         is_live(page)
 
 
-def test_drill_h_new_letters_move_nothing_under_the_cursor(night: Site, look: Look) -> None:
+def test_drill_h_new_letters_move_nothing_under_the_cursor(site: Site, letters: list[int], look: Look) -> None:
     """Drill h: a thousand new letters a minute while a list is read."""
     page = look.at("about:blank")
     with drill(page, "h", seconds=60) as made:
-        page.goto(f"{night.url}/letters")
+        page.goto(f"{site.url}/letters")
         is_live(page)
         third = page.locator("[data-row]").nth(2)
         third.hover()
         text, box = third.locator("a").inner_text(), third.bounding_box()
         assert box is not None
         began = time.monotonic()
-        with storm(night.dsn) as count:
+        with storm(site.dsn) as count:
             until(lambda: count[0] >= 100, 40)
             rate = count[0] * 60 / (time.monotonic() - began)
             expect(page.locator("#newer")).to_have_text(re.compile(r"^\d{2,} new letters, show$"), timeout=30_000)
             assert third.locator("a").inner_text() == text
             assert third.bounding_box() == box
-            assert page.locator("[data-row]").count() == 40
+            assert page.locator("[data-row]").count() == len(letters)
             made.picture(page, "waiting")
     _log.info("drill h: %d letters a minute", rate)
 
