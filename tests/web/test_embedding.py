@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psycopg
 import pytest
 from fastapi.testclient import TestClient
@@ -41,14 +40,14 @@ def example(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exampl
     return load
 
 
-def sign_in(visitor: httpx.Client, name: str) -> None:
+def sign_in(visitor: Any, name: str) -> None:
     """Sign in at the application, not at the console."""
     visitor.cookies.clear()
     if visitor.post(f"/sign-in/{name}").status_code == 404:  # in this example a middleware knows keys
         visitor.cookies.set("shop", f"key-of-{name}")
 
 
-def check_users(visitor: httpx.Client, dsn: str) -> None:
+def check_users(visitor: Any, dsn: str) -> None:
     """Check that an application names its users to the console, and that every page and form is under the prefix."""
     letter, *_ = fill_queue(dsn)
     assert visitor.get(f"{API}/queues").status_code == 401
@@ -79,7 +78,7 @@ def check_users(visitor: httpx.Client, dsn: str) -> None:
     assert (line.actor, line.reason) == ("ana", "a test")
 
 
-def check_sessions(visitor: httpx.Client, dsn: str) -> None:
+def check_sessions(visitor: Any, dsn: str) -> None:
     """Check that tokens and sessions of the console work in an application."""
     visitor.cookies.clear()
     token = add_token(dsn, "operator")

@@ -45,7 +45,8 @@ def test_bucket_refills_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("bartleby.surfaces.limits.time.monotonic", lambda: now[0])
     buckets = Buckets(per_minute=60, burst=3)
     assert [buckets.take("a") for _ in range(4)] == [0, 0, 0, pytest.approx(1)]
-    assert (buckets.wait("a"), buckets.take("b")) == (pytest.approx(1), 0)
+    assert buckets.wait("a") == pytest.approx(1)
+    assert buckets.take("b") == 0
     now[0] += 1
     assert (buckets.wait("a"), buckets.take("a"), buckets.take("a") > 0) == (0, 0, True)
     now[0] += 3600
@@ -167,16 +168,13 @@ def test_caller_that_reads_slowly_holds_no_turn_between_parts(dsn: str, open_con
         await held.wait()
         done.append("held")
 
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
     async def send(message: Any) -> None:
         if message.get("body") == b"first part":
             began.set()
             await read.wait()
 
     async def main() -> None:
-        export = asyncio.create_task(app(scope("/test/export", token), receive, send))
+        export = asyncio.create_task(app(scope("/test/export", token), asyncio.Event().wait, send))
         await began.wait()
         async with over_asgi(app, token) as client:
             assert (await client.get(LOOK)).status_code == 200
