@@ -157,6 +157,7 @@ def test_caller_that_reads_slowly_holds_no_turn_between_parts(dsn: str, open_con
     app, token = open_console(readers=1), add_token(dsn, "reader")
     began, read, holding, held = (asyncio.Event() for _ in range(4))
     done: list[str] = []
+    never: Any = asyncio.Event().wait
 
     async def parts() -> AsyncIterator[str]:
         for each in ("first part", "second part"):
@@ -174,7 +175,7 @@ def test_caller_that_reads_slowly_holds_no_turn_between_parts(dsn: str, open_con
             await read.wait()
 
     async def main() -> None:
-        export = asyncio.create_task(app(scope("/test/export", token), asyncio.Event().wait, send))
+        export = asyncio.create_task(app(scope("/test/export", token), never, send))
         await began.wait()
         async with over_asgi(app, token) as client:
             assert (await client.get(LOOK)).status_code == 200
