@@ -201,6 +201,8 @@ def test_first_page_has_one_sentence_about_the_state() -> None:
     for sight, text in (
         (Sight([queue()], []), calm),
         (Sight([events], [], [], []), calm),
+        (Sight([queue(dead=1)], [group(last_dead_at=NOW - timedelta(minutes=6))]),
+         "1 dead letter waits for somebody, and none are being added."),
         (Sight([queue(dead=2)], [group(last_dead_at=NOW - timedelta(seconds=2.7))]),
          "2 dead letters wait for somebody; the last died 2.7 s ago."),
         (Sight([stopped, queue("mail", paused=True)], [growing]),
