@@ -110,7 +110,8 @@ def _stock(client: Client, queue: str) -> dict[str, object]:
     failure = Failure(lease.messages[0].position, "KeyError", error, f"Traceback: {error}", verdict="retry", delay=1000)
     client.fail(lease.id, [failure])
     rule = next(each.id for each in client.group_rules(queue))
-    found = {"message_id": ids[0], "group_id": group.id, "rule_id": rule, "replay_id": plan, "queue": queue}
+    split = client.dead_letters(f"id:{ids[0]}").items[0].group_id
+    found = {"message_id": ids[0], "group_id": split, "rule_id": rule, "replay_id": plan, "queue": queue}
     return {**found, "alive": ids[1]}
 
 
