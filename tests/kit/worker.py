@@ -2,6 +2,7 @@
 
 working(app)      a Worker in a thread; stopped at the end, and its error is raised
 drain(app)        a Worker that runs until there is nothing to do; returns its counts
+send_solo(app)    messages that have to run alone
 handler_of(body)  a handler, plain or async, that answers as a function does
 Gate              handlers that wait until the test opens the gate
 Told              the log records of the library, by event name
@@ -27,8 +28,9 @@ from typing import Any, Self, TypeVar
 from unittest import mock
 
 import psycopg
+import pytest
 
-from bartleby import Bartleby, Message, fetching
+from bartleby import Bartleby, Client, Message, fetching
 from bartleby.heartbeat import Heartbeat
 from bartleby.held import Held
 from bartleby.link import Link
@@ -37,6 +39,7 @@ from bartleby.worker import Worker
 T = TypeVar("T")
 Conn = psycopg.Connection[tuple[Any, ...]]
 
+BOTH = pytest.mark.parametrize("awaited", [False, True])
 LONG = 60.0
 GRACE_SECONDS = 5.0
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("BARTLEBY_")}
@@ -49,6 +52,17 @@ def until(condition: Callable[[], T], seconds: float = LONG, what: str = "") -> 
         assert time.monotonic() < deadline, f"waited in vain for {what or condition}"
         time.sleep(0.003)
     return value
+
+
+def present(value: T | None) -> T:
+    """Return a value that must be there."""
+    assert value is not None
+    return value
+
+
+def numbered(count: int, first: int = 0) -> list[dict[str, Any]]:
+    """Return messages whose payloads are numbers, to be sent together."""
+    return [{"payload": number} for number in range(first, first + count)]
 
 
 class Running:
@@ -211,9 +225,21 @@ def renew_now(running: Running) -> None:
 
 def claim_ahead(running: Running, queue: str = "orders") -> None:
     """Let a lane claim more than it runs, as it does after many quick messages; to be said before they are sent."""
-    lane = until(lambda: running.worker._shared.holding.lanes.get(queue))
-    assert lane is not None
-    lane._seconds = 0.0001
+    present(until(lambda: running.worker._shared.holding.lanes.get(queue)))._seconds = 0.0001
+
+
+def send_solo(app: Bartleby, conn: Conn, queue: str, count: int = 1) -> list[int]:
+    """Send messages whose first worker dies, so that they come back marked solo; the queue is paused then."""
+    app.client.create_queue(queue)
+    sent: list[int] = list(app.send_many(queue, [{"payload": "solo"}] * count))
+    with Client(app.settings.dsn) as victim:
+        assert len(present(victim.claim(queue, "victim", limit=count))) == count
+    lapse(conn)
+    app.client.pause_queue(queue)
+    for each in sent:
+        found = present(app.client.find_message(each))
+        assert (found.solo, found.attempts) == (True, 0)
+    return sent
 
 
 def close(app: Bartleby) -> None:

@@ -8,50 +8,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from bartleby import Bartleby, Client, Message, holding
+from bartleby import Bartleby, Message, Snooze, holding
 from bartleby.heartbeat import Heartbeat
+from bartleby.holding import Holding
 from bartleby.threads import ThreadLane
-from tests.kit.worker import (
-    LONG,
-    Conn,
-    Gate,
-    Told,
-    claim_ahead,
-    drain,
-    handler_of,
-    lapse,
-    renew_now,
-    row,
-    state,
-    until,
-    working,
-)
-
-BOTH = pytest.mark.parametrize("awaited", [False, True])
+from tests.kit import worker as kit
+from tests.kit.worker import BOTH, Conn, Gate, drain, handler_of, numbered, state, until, working
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solo message waits as long as a busy machine needs, unless the test says otherwise."""
-    monkeypatch.setattr(holding, "_PATIENT", LONG)
+    monkeypatch.setattr(holding, "_PATIENT", kit.LONG)
     monkeypatch.setattr(holding, "_PUT_BACK_EVERY", 3600.0)
-
-
-def send_solo(app: Bartleby, conn: Conn, queue: str, count: int = 1) -> list[int]:
-    """Send messages whose first worker dies, so that they come back marked solo; the queue is paused then."""
-    app.client.create_queue(queue)
-    sent: list[int] = list(app.send_many(queue, [{"payload": "solo"}] * count))
-    with Client(app.settings.dsn) as victim:
-        lease = victim.claim(queue, "victim", limit=count)
-        assert lease is not None
-        assert len(lease) == count
-    lapse(conn)
-    app.client.pause_queue(queue)
-    for each in sent:
-        found = app.client.find_message(each)
-        assert found is not None
-        assert (found.solo, found.attempts) == (True, 0)
-    return sent
 
 
 class Floor:
@@ -64,9 +33,9 @@ class Floor:
 
     @contextlib.contextmanager
     def entered(self, message: Message) -> Iterator[None]:
-        name = "solo" if message.solo else message.payload
+        name = "alone" if message.solo else message.payload
         with self._lock:
-            if message.solo or "solo" in self.inside:
+            if message.solo or "alone" in self.inside:
                 self.beside_solo.append([name, *self.inside])
             self.inside.append(name)
         try:
@@ -77,32 +46,57 @@ class Floor:
 
 
 @pytest.mark.parametrize("queue", ["threads", "coroutines"])
-def test_solo_message_runs_alone_among_busy_lanes(app: Bartleby, conn: Conn, queue: str) -> None:
-    floor = Floor()
+def test_solo_messages_run_alone_among_busy_lanes(
+    app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch, queue: str
+) -> None:
+    """One of them fails and is retried beside others; many of them empty the process once, not once each."""
+    floor, pauses, pause, solo = Floor(), list[str](), Holding.pause, list[int]()
+
+    def counted(self: Holding, why: str) -> None:
+        pauses.append(why)
+        pause(self, why)
 
     @app.handler("threads", concurrency=4)
     def handle(message: Message) -> None:
         with floor.entered(message):
             time.sleep(0.005)
 
-    @app.handler("coroutines", concurrency=20)
+    @app.handler("coroutines", concurrency=20, retry={"backoff": "none"})
     async def handle_awaited(message: Message) -> None:
         with floor.entered(message):
             await asyncio.sleep(0.005)
+        if message.id == solo[0] and message.attempt == 1:
+            raise ValueError
 
-    solo = send_solo(app, conn, queue, 3)
+    monkeypatch.setattr(Holding, "pause", counted)
+    solo += kit.send_solo(app, conn, queue, 12)
     app.client.resume_queue(queue)
     for each in ("threads", "coroutines"):
         app.client.create_queue(each)
-        app.send_many(each, [{"payload": number} for number in range(60)])
-    assert drain(app)["done"] == 123
-    assert floor.beside_solo == [["solo"]] * 3
-    for message_id in solo:
-        assert [each.outcome for each in app.client.attempts(message_id)] == ["lost"]
+        app.send_many(each, numbered(60))
+    assert drain(app)["done"] == 132
+    assert floor.beside_solo == [["alone"]] * 12
+    assert sum("alone" in why for why in pauses) <= 4
+    outcomes = [[each.outcome for each in app.client.attempts(message_id)] for message_id in solo]
+    assert outcomes == [["lost"] + ["failed"] * (queue == "coroutines")] + [["lost"]] * 11
     assert state(conn, "threads") == state(conn, "coroutines") == (0, 0, 0, 0)
 
 
-def test_neighbours_that_have_not_started_are_released_uncharged(app: Bartleby, conn: Conn, told: Told) -> None:
+def test_message_that_snoozed_alone_runs_beside_others_again(app: Bartleby, conn: Conn) -> None:
+    seen: list[bool] = []
+
+    def handle(message: Message) -> object:
+        seen.append(message.solo)
+        return Snooze(0.01) if len(seen) < 4 else None
+
+    app.handler("orders")(handler_of(handle, awaited=True))
+    kit.send_solo(app, conn, "orders")
+    app.client.resume_queue("orders")
+    drain(app)
+    assert seen == [True, False, False, False]
+
+
+def test_neighbours_that_have_not_started_are_released_uncharged(app: Bartleby, conn: Conn, told: kit.Told) -> None:
     gate = Gate()
     app.handler("orders", concurrency=2)(gate.handler(awaited=False))
     floor = Floor()
@@ -112,10 +106,10 @@ def test_neighbours_that_have_not_started_are_released_uncharged(app: Bartleby, 
         with floor.entered(message):
             await asyncio.sleep(0)
 
-    send_solo(app, conn, "others")
+    kit.send_solo(app, conn, "others")
     with working(app) as running:
-        claim_ahead(running)
-        app.send_many("orders", [{"payload": number} for number in range(30)])
+        kit.claim_ahead(running)
+        app.send_many("orders", numbered(30))
         gate.wait_for_start(2)
         until(lambda: state(conn, "orders")[1] > 2)
         app.client.resume_queue("others")
@@ -123,22 +117,9 @@ def test_neighbours_that_have_not_started_are_released_uncharged(app: Bartleby, 
         assert not floor.beside_solo
         gate.open()
         until(lambda: running.worker.counts["done"] == 31)
-    assert floor.beside_solo == [["solo"]]
-    assert row(conn, "select count(*) from bartleby.attempts") == 1, "that of the victim"
+    assert floor.beside_solo == [["alone"]]
+    assert kit.row(conn, "select count(*) from bartleby.attempts") == 1, "that of the victim"
     assert "run alone" in told.of("message.released")[0].getMessage()
-
-
-@BOTH
-def test_solo_message_that_fails_is_retried_like_any_other(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    def fail_twice(message: Message) -> None:
-        if message.attempt < 3:
-            raise ValueError
-
-    app.handler("orders", retry={"backoff": "none"})(handler_of(fail_twice, awaited=awaited))
-    (sent,) = send_solo(app, conn, "orders")
-    app.client.resume_queue("orders")
-    assert drain(app) == {"retried": 2, "done": 1}
-    assert [each.outcome for each in app.client.attempts(sent)] == ["lost", "failed", "failed"]
 
 
 @BOTH
@@ -151,26 +132,26 @@ def test_solo_message_that_loses_its_lease_frees_the_worker(app: Bartleby, conn:
 
     gate = Gate(is_first)
     app.handler("orders", lease=600)(gate.handler(awaited=awaited))
-    send_solo(app, conn, "orders")
+    kit.send_solo(app, conn, "orders")
     app.client.resume_queue("orders")
     with working(app) as running:
         gate.wait_for_start()
-        app.send_many("orders", [{"payload": number} for number in range(10)])
-        lapse(conn)
-        renew_now(running)
-        assert gate.cancelled.wait(LONG)
+        app.send_many("orders", numbered(10))
+        kit.lapse(conn)
+        kit.renew_now(running)
+        assert gate.cancelled.wait(kit.LONG)
         until(lambda: running.worker.counts["done"] == 11)
 
 
 @pytest.mark.parametrize("end", ["stop", "lapse"])
 def test_solo_message_is_not_charged_while_it_waits_for_its_turn(app: Bartleby, conn: Conn, end: str) -> None:
-    """It waits for another handler of its process: the worker is stopped, or both leases lapse."""
+    """It waits for another handler of its process: the worker is stopped, or both leases kit.lapse."""
     gate = Gate()
     app.handler("slow")(gate.handler(awaited=False))
     app.handler("orders", lease=600)(handler_of(lambda _: None, awaited=True))
     app.client.create_queue("slow")
     app.send("slow", 1)
-    (sent,) = send_solo(app, conn, "orders")
+    (sent,) = kit.send_solo(app, conn, "orders")
     with working(app) as running:
         gate.wait_for_start()
         app.client.resume_queue("orders")
@@ -180,20 +161,20 @@ def test_solo_message_is_not_charged_while_it_waits_for_its_turn(app: Bartleby, 
             running.stop()
             until(lambda: state(conn, "orders")[1] == 0)
         else:
-            lapse(conn)
+            kit.lapse(conn)
         gate.open()
         counts = running.join() if end == "stop" else running.end()
     if end == "stop":
         assert counts == {"done": 1, "released": 1}
+        assert kit.row(conn, "select run_at <= now() from bartleby.deferred")  # another worker may have it at once
     lost = 1 if end == "stop" else 2
     assert [(each.outcome, each.verdict) for each in app.client.attempts(sent)] == [("lost", "retry")] * lost
-    found = app.client.find_message(sent)
-    assert found is not None
-    assert (found.attempts, found.crashes) == (0, 0)
+    found = kit.present(app.client.find_message(sent))
+    assert (found.solo, found.attempts, found.crashes) == (True, 0, 0)
 
 
 def test_solo_message_whose_lease_was_given_up_while_it_waited_does_not_start(
-    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch
+    app: Bartleby, conn: Conn, told: kit.Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its worker could not renew the lease, and so will not run it: it must not report its start."""
 
@@ -205,11 +186,11 @@ def test_solo_message_whose_lease_was_given_up_while_it_waited_does_not_start(
     app.handler("orders", lease=600)(handler_of(lambda message: ran.append(message.id), awaited=True))
     app.client.create_queue("slow")
     app.send("slow", 1)
-    (sent,) = send_solo(app, conn, "orders")
+    (sent,) = kit.send_solo(app, conn, "orders")
     with working(app) as running:
         gate.wait_for_start()
         app.client.resume_queue("orders")
-        until(lambda: row(conn, "select count(*) from bartleby.lease where unconfirmed") == 1)
+        until(lambda: kit.row(conn, "select count(*) from bartleby.lease where unconfirmed") == 1)
         app.client.pause_queue("orders")
         (waiting,) = until(lambda: [held for held in running.worker._shared.holding.leases.values() if held.solo])
         waiting.deadline = 0.0  # the database does not know yet that it is given up
@@ -217,12 +198,11 @@ def test_solo_message_whose_lease_was_given_up_while_it_waited_does_not_start(
         gate.open()
         app.send("slow", 2)
         until(lambda: running.worker.counts["done"] == 2)  # the turn of the one that has to run alone is over
-        lapse(conn)
+        kit.lapse(conn)
         running.end()
     assert not ran
     assert [(each.outcome, each.verdict) for each in app.client.attempts(sent)] == [("lost", "retry")] * 2
-    found = app.client.find_message(sent)
-    assert found is not None
+    found = kit.present(app.client.find_message(sent))
     assert (found.attempts, found.crashes) == (0, 0)
 
 
@@ -237,7 +217,7 @@ def test_endless_handler_beside_a_solo_message_does_not_stop_other_queues(
     for queue in ("endless", "orders"):
         app.client.create_queue(queue)
     app.send("endless", 1)
-    send_solo(app, conn, "solos")
+    kit.send_solo(app, conn, "solos")
     with working(app) as running:
         gate.wait_for_start()
         app.client.resume_queue("solos")
@@ -265,10 +245,10 @@ def test_next_solo_message_does_not_run_beside_a_thread_that_was_left_behind(app
         elif inside.is_set():
             beside.set()
 
-    send_solo(app, conn, "orders", 2)
+    kit.send_solo(app, conn, "orders", 2)
     app.client.resume_queue("orders")
     with working(app) as running:
-        assert inside.wait(LONG)
+        assert inside.wait(kit.LONG)
         lane = running.worker._shared.holding.lanes["orders"]
         assert isinstance(lane, ThreadLane)
         for run in lane._runs.values():

@@ -1,51 +1,24 @@
-"""Threads of `def` handlers: stuck, interrupted, and beside a Django that fails or is slow."""
+"""Threads of `def` handlers: stuck, interrupted, and beside a Django that fails."""
 
 import sys
 import threading
-import time
-from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from bartleby import Bartleby, Message, threads
 from bartleby.execute import Executor
-from tests.kit.guards import Conn, endless, handled_by, make_solo
-from tests.kit.worker import Told, drain, state, until, working
+from tests.kit.worker import Conn, Told, drain, handler_of, numbered, send_solo, state, until, working
 
 
-class Django(ModuleType):
-    """What a worker sees of Django when the application has imported it."""
-
-    def __init__(self, close_old_connections: Callable[[], None]) -> None:
-        super().__init__("django.db")
-        self.close_old_connections = close_old_connections
-        self.connections = SimpleNamespace(close_all=close_old_connections)
-
-
-def test_django_without_settings_does_not_affect_handlers(
-    app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise RuntimeError("settings are not configured")
-
-    monkeypatch.setitem(sys.modules, "django.db", Django(fail))
-    handled_by(app, lambda _: None, awaited=False)
-    app.send_many("orders", [{"payload": number} for number in range(20)])
+def test_django_without_settings_does_not_affect_handlers(app: Bartleby, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails before the first handler of a thread, and when the thread ends."""
+    monkeypatch.setitem(sys.modules, "django.db", ModuleType("without what a worker calls"))
+    app.handler("orders")(handler_of(lambda _: None, awaited=False))
+    app.send_many("orders", numbered(20))
     assert drain(app) == {"done": 20}
-    assert state(conn) == (0, 0, 0, 0)
     until(lambda: not [each for each in threading.enumerate() if each.name == "bartleby-orders"])
-
-
-def test_timeout_holds_though_django_is_slow_before_the_handler(app: Bartleby, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "django.db", Django(lambda: time.sleep(0.05)))
-    cancelled = threading.Event()
-    app.handler("orders", timeout=1, retry={"max_attempts": 1})(endless(cancelled, awaited=False))
-    app.send("orders", "endless")
-    with working(app) as running:
-        until(lambda: running.worker.counts["dead"] == 1)
-        assert cancelled.wait(30)
 
 
 def test_stuck_thread_delays_neither_solo_messages_nor_the_end(app: Bartleby, conn: Conn) -> None:
@@ -55,11 +28,8 @@ def test_stuck_thread_delays_neither_solo_messages_nor_the_end(app: Bartleby, co
     def stuck(message: Message) -> None:
         go.wait()  # no exception gets in there
 
-    @app.handler("others")
-    async def other(message: Message) -> None:
-        alone.set()
-
-    make_solo(app, conn, "others")
+    app.handler("others")(handler_of(lambda _: alone.set(), awaited=True))
+    send_solo(app, conn, "others")
     app.send("orders", "stuck")
     try:
         with working(app, grace=600) as running:
@@ -73,7 +43,7 @@ def test_stuck_thread_delays_neither_solo_messages_nor_the_end(app: Bartleby, co
         go.set()
 
 
-def test_stuck_threads_are_replaced_once_and_logged(app: Bartleby, conn: Conn, told: Told) -> None:
+def test_stuck_threads_are_replaced_once_and_logged(app: Bartleby, told: Told) -> None:
     go, ran = threading.Event(), threading.Semaphore(0)
 
     @app.handler("orders", timeout=1, retry={"max_attempts": 1}, concurrency=2)  # so slow that it claims nothing ahead
@@ -86,7 +56,7 @@ def test_stuck_threads_are_replaced_once_and_logged(app: Bartleby, conn: Conn, t
     try:
         with working(app) as running:
             until(lambda: running.worker.counts["dead"] == 2)
-            app.send_many("orders", [{"payload": "next"}] * 3)
+            app.send_many("orders", numbered(3))
             for _ in range(3):
                 assert ran.acquire(timeout=30)
             until(lambda: len(told.of("handler.stuck")) == 2)
@@ -108,7 +78,7 @@ def test_solo_message_waits_for_a_thread_that_is_being_interrupted(
     app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be blamed for what the other does while it ends."""
-    go, left, beside = threading.Event(), threading.Event(), []
+    go, left, beside = threading.Event(), threading.Event(), list[bool]()
 
     @app.handler("orders", timeout=0.05, retry={"max_attempts": 1})
     def handle(message: Message) -> None:
@@ -117,12 +87,9 @@ def test_solo_message_waits_for_a_thread_that_is_being_interrupted(
         finally:
             left.set()
 
-    @app.handler("others")
-    async def other(message: Message) -> None:
-        beside.append(not left.is_set())
-
+    app.handler("others")(handler_of(lambda _: beside.append(not left.is_set()), awaited=True))
     monkeypatch.setattr(threads, "_UNWINDING", 60.0)
-    make_solo(app, conn, "others")
+    send_solo(app, conn, "others")
     app.send("orders", 1)
     try:
         with working(app) as running:
@@ -147,12 +114,10 @@ def test_stuck_thread_is_judged_once(app: Bartleby, told: Told, monkeypatch: pyt
 
     monkeypatch.setattr(Executor, "judge_all", counted)
     go = threading.Event()
-
-    @app.handler("orders", timeout=0.05, batch=5, retry={"max_attempts": 1})
-    def handle(messages: list[Message]) -> None:
-        go.wait()
-
-    app.send_many("orders", [{"payload": number} for number in range(5)])  # no storm yet
+    app.handler("orders", timeout=0.05, batch=5, retry={"max_attempts": 1})(
+        handler_of(lambda _: go.wait(), awaited=False, takes=list[Message])
+    )
+    app.send_many("orders", numbered(5))  # no storm yet
     try:
         with working(app) as running:
             until(lambda: running.worker.counts["dead"] == 5)
