@@ -30,7 +30,7 @@ from unittest import mock
 import psycopg
 import pytest
 
-from bartleby import Bartleby, Client, Message, fetching
+from bartleby import Bartleby, Client, Message, Terminal, fetching
 from bartleby.heartbeat import Heartbeat
 from bartleby.held import Held
 from bartleby.link import Link
@@ -155,6 +155,24 @@ def handler_of(body: Callable[[Any], object], *, awaited: bool, takes: Any = Mes
     function = handle_awaited if awaited else handle
     function.__annotations__["given"] = takes
     return function
+
+
+class Liar:
+    """An answer of a handler that cannot be asked what it is."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("no class")
+
+    @__class__.setter
+    def __class__(self, value: object) -> None: ...
+
+
+class Unborn(Terminal):
+    """An outcome that cannot be made."""
+
+    def __init__(self) -> None:
+        raise SystemError("cannot be made")
 
 
 class Gate:

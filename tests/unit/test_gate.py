@@ -16,8 +16,6 @@ CLOCKS = {"monotonic", "time", "monotonic_ns", "time_ns"}
 # files that may read the clock without asserting how much time has passed
 READS_THE_CLOCK = {
     "unit/test_lanes.py": "gives leases a deadline, and gives up waiting",
-    "worker/test_handlers.py": "a rate is a lower bound, and a busy machine only takes longer",
-    "worker/test_spool.py": "dates a failure",
     "worker/test_stop.py": "compares with the last sign of life",
 }
 SHORTEST_SLEEP_SECONDS, LONGEST_SLEEP_SECONDS = 0.05, 60

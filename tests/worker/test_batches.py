@@ -1,17 +1,13 @@
 """Batch handlers: a list of messages in, an outcome for each out; a message that is not mentioned has failed."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-import pytest
 
-from bartleby import AlreadyHandled, Bartleby, Done, Failure, Message, Retry, Snooze, Terminal
-from tests.kit.worker import Conn, drain, handler_of, row, state, until, working
-
-BOTH = pytest.mark.parametrize("awaited", [False, True])
+from bartleby import AlreadyHandled, Bartleby, Done, Message, Retry, Snooze, Terminal
+from tests.kit.worker import BOTH, Conn, Liar, Unborn, drain, handler_of, row, state, until, working
 
 
 @dataclass
@@ -108,20 +104,6 @@ class Broken(Mapping[int, object]):
         raise RuntimeError("broken")
 
 
-class Liar:
-    @property
-    def __class__(self) -> Any:
-        raise RuntimeError("no class")
-
-    @__class__.setter
-    def __class__(self, value: object) -> None: ...
-
-
-class Unborn(Terminal):
-    def __init__(self) -> None:
-        raise SystemError("cannot be made")
-
-
 def raising(error: BaseException) -> Callable[[object], None]:
     def answer(_: object) -> None:
         raise error
@@ -133,7 +115,6 @@ ANSWERS: dict[str, tuple[Any, int]] = {
     # name: what the handler does with four messages, how many of them are done then
     "none": (lambda _: None, 0),
     "number": (lambda _: 5, 0),
-    "text": (lambda _: "done", 0),
     "bytes": (lambda _: b"done", 0),
     "empty": (lambda _: [], 0),
     "short": (lambda _: [Done()], 1),
@@ -141,16 +122,12 @@ ANSWERS: dict[str, tuple[Any, int]] = {
     "endless": (endless, 4),
     "breaks_off": (breaks_off, 0),
     "broken_mapping": (lambda _: Broken(), 0),
-    "liars": (lambda messages: [Liar() for _ in messages], 0),
     "lying_values": (lambda messages: {message.id: Liar() for message in messages}, 0),
     "lying_key": (lambda _: {Liar(): 1}, 0),
-    "liar": (lambda _: Liar(), 0),
     "unborn": (lambda messages: [Unborn for _ in messages], 0),
     "exit": (raising(SystemExit(1)), 0),
-    "interrupt": (raising(KeyboardInterrupt()), 0),
-    "generator_exit": (raising(GeneratorExit()), 0),
-    "cancelled": (raising(asyncio.CancelledError()), 0),
     "already_handled_without_id": (raising(AlreadyHandled()), 0),
+    "already_handled_of_another_queue": (raising(AlreadyHandled("elsewhere", message_id=1 << 40)), 0),
 }
 
 
@@ -164,6 +141,8 @@ def test_senseless_and_hostile_answers_leave_nothing_unsettled(app: Bartleby, co
     for name, (_, done) in ANSWERS.items():
         assert state(conn, name) == (0, 0, 0, 4 - done), name
     assert counts == {"done": 5, "dead": 4 * len(ANSWERS) - 5}
+    query = "select count(*) from bartleby.dead_letters where error like '%%not of a message in it%%'"
+    assert row(conn, query) == 8
 
 
 @BOTH
@@ -197,20 +176,6 @@ def test_unfit_payload_is_rejected_and_the_others_are_run(app: Bartleby, awaited
 
 
 @BOTH
-def test_each_message_has_the_delay_of_its_own_attempt(app: Bartleby, awaited: bool) -> None:
-    retry = {"schedule": [3000, 6000, 9000], "max_attempts": 9}
-    batch_handler(app, raising(ValueError()), awaited=awaited, retry=retry)
-    ids = send(app, 2)
-    lease = app.client.claim("orders", "w", limit=1)
-    assert lease is not None
-    app.client.fail(lease.id, [Failure(lease.messages[0].position, "E", "e", delay=0)])
-    assert drain(app) == {"retried": 2}
-    last = [app.client.attempts(each)[-1] for each in ids]
-    delays = [(each.retry_at - each.failed_at).total_seconds() for each in last if each.retry_at]
-    assert delays == pytest.approx([6000, 3000], abs=0.5)
-
-
-@BOTH
 def test_batch_with_a_message_that_was_handled_before_is_run_again_without_it(
     app: Bartleby, conn: Conn, awaited: bool
 ) -> None:
@@ -230,6 +195,7 @@ def test_batch_with_a_message_that_was_handled_before_is_run_again_without_it(
     assert drain(app) == {"done": 4, "released": 3}
     assert rounds[0] == ids
     assert sorted(each for later in rounds[1:] for each in later) == [ids[0], ids[2], ids[3]]
+    assert row(conn, "select count(*) from bartleby.attempts") == 0
     assert state(conn) == (0, 0, 0, 0)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from bartleby import Bartleby, Message, Queue
 from tests.kit.clock import move_clock
-from tests.kit.worker import Conn, Told, drain, handler_of, row, state, until, working
+from tests.kit.worker import Conn, Told, drain, handler_of, numbered, row, state, until, working
 
 
 class Bank:
@@ -31,7 +31,7 @@ def events(conn: Conn) -> list[tuple[str, str]]:
 
 
 def send(app: Bartleby, count: int, queue: str = "orders") -> None:
-    app.send_many(queue, [{"payload": number} for number in range(count)])
+    app.send_many(queue, numbered(count))
 
 
 @pytest.mark.own_database
@@ -132,11 +132,34 @@ def test_trouble_of_the_database_in_handlers_opens_it_too(app: Bartleby, conn: C
     assert "53100" in (queue_of(app).breaker_cause or "")
 
 
-def test_until_idle_does_not_wait_for_an_open_breaker(app: Bartleby, conn: Conn, told: Told) -> None:
-    retry = {"backoff": "fixed", "base": 0.1, "max_attempts": 100}
-    app.handler("orders", retry=retry)(handler_of(Bank().ask, awaited=True))
-    send(app, 50)
-    drain(app)
-    assert told.of("worker.gave_up")
-    assert queue_of(app).breaker == "open"
-    assert state(conn)[3] == 0
+def test_until_idle_neither_waits_for_an_open_breaker_nor_logs_it_at_every_look(app: Bartleby, told: Told) -> None:
+    tries: list[int] = []
+
+    def fail_twice(message: Message) -> None:
+        tries.append(message.id)
+        if len(tries) < 3:
+            raise ValueError
+
+    app.handler("orders")(print)
+    app.handler("others", retry={"base": 0.3, "backoff": "fixed"})(handler_of(fail_twice, awaited=True))
+    app.client.create_queue("others")
+    for queue in ("orders", "others"):
+        app.send(queue, 1)
+    app.client.force_breaker("orders", actor="me", reason="a test")
+    assert drain(app) == {"retried": 2, "done": 1}
+    # once, and perhaps again after each claim; it looked dozens of times
+    assert 1 <= len(told.of("worker.gave_up")) < 10
+
+
+@pytest.mark.own_database
+def test_breaker_that_cannot_be_opened_prevents_no_settlement(app: Bartleby, conn: Conn, told: Told) -> None:
+    conn.execute(
+        "create or replace function bartleby.open_breaker(p_queue text, p_cause text, p_over interval) returns boolean"
+        " language plpgsql as $$ begin raise exception 'no' using errcode = 'XX000'; end $$"
+    )
+    app.handler("orders", retry={"max_attempts": 1})(handler_of(Bank().ask, awaited=True))
+    send(app, 20)
+    assert drain(app) == {"dead": 20}
+    assert told.of("breaker.failed")
+    assert not told.of("settlement.impossible")
+    assert state(conn) == (0, 0, 0, 20)

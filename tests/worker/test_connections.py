@@ -4,28 +4,15 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import Bartleby, Message, Snooze, dev
 from bartleby import worker as worker_module
 from bartleby.calls import Call
 from bartleby.link import Link
+from tests.kit import worker as kit
 from tests.kit.proxy import Proxy, proxied
-from tests.kit.worker import (
-    LONG,
-    Conn,
-    Gate,
-    Told,
-    handler_of,
-    lapse,
-    renew_now,
-    row,
-    sessions,
-    state,
-    until,
-    working,
-)
+from tests.kit.worker import BOTH, LONG, Conn, Gate, Told, handler_of, lapse, numbered, row, state, until, working
 
 NAMES = ["claims", "settles", "heartbeat", "listener", "janitor", "replays"]
 
@@ -57,13 +44,7 @@ def through(app: Bartleby, proxy: Proxy, dsn: str) -> Bartleby:
 
 
 def fill(app: Bartleby, count: int, first: int = 0) -> None:
-    app.client.send_many("orders", [{"payload": number} for number in range(first, first + count)])
-
-
-def terminate(conn: Conn, *names: str) -> None:
-    for name in names:
-        for pid in sessions(conn, name):
-            conn.execute("select pg_terminate_backend(%s, 30000)", [pid])
+    app.client.send_many("orders", numbered(count, first))
 
 
 # Sessions that are ended
@@ -78,12 +59,12 @@ def test_each_connection_is_made_anew_when_its_session_is_ended(app: Bartleby, c
         gate.wait_for_start()
         until(lambda: running.worker._shared.listener.listening)
         for number, name in enumerate(NAMES):
-            (before,) = until(lambda: sessions(conn, name))  # noqa: B023 - at once
-            terminate(conn, name)
-            renew_now(running)
+            (before,) = until(lambda: kit.sessions(conn, name))  # noqa: B023 - at once
+            conn.execute("select pg_terminate_backend(%s, 30000)", [before])
+            kit.renew_now(running)
             fill(app, 5, 5 * number)
             until(lambda: running.worker.counts["done"] == 5 * (number + 1))  # noqa: B023 - at once
-            until(lambda: sessions(conn, name) not in ([], [before]))  # noqa: B023 - at once
+            until(lambda: kit.sessions(conn, name) not in ([], [before]))  # noqa: B023 - at once
         until(lambda: running.worker._shared.listener.listening)
         gate.open()
         until(lambda: running.worker.counts["done"] == 5 * len(NAMES) + 1)
@@ -93,41 +74,6 @@ def test_each_connection_is_made_anew_when_its_session_is_ended(app: Bartleby, c
     assert told.of("listener.lost")
     for event in ("database.away", "database.back"):
         assert [each.fields["connection"] for each in told.of(event)].count("claims") == 1  # type: ignore[attr-defined]
-
-
-# The server goes and comes
-
-
-@pytest.mark.own_database
-def test_too_many_connections_are_waited_out(
-    app: Bartleby, conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    errors: list[str] = []
-    connected = Link._connected
-
-    async def recording(self: Link) -> Any:
-        try:
-            return await connected(self)
-        except psycopg.Error as error:
-            errors.append(str(error))
-            raise
-
-    monkeypatch.setattr(Link, "_connected", recording)
-    conn.execute("create role crowded login password 'x' in role bartleby_worker")
-    try:
-        crowded = Bartleby(dsn.replace(dsn.partition("//")[2].partition("@")[0], "crowded:x"))
-        ledger = Ledger(crowded)
-        with working(crowded) as running:
-            until(lambda: running.worker._shared.listener.listening)
-            conn.execute("alter role crowded connection limit 0")
-            terminate(conn, "claims", "settles")
-            fill(app, 1)
-            until(lambda: any("too many" in each for each in errors))
-            conn.execute("alter role crowded connection limit -1")
-            until(lambda: running.worker.counts["done"] == 1)
-        assert ledger.attempts == {1}
-    finally:
-        conn.execute("drop owned by crowded; drop role crowded")
 
 
 # The database refuses
@@ -184,7 +130,7 @@ def test_call_that_the_server_cannot_take_now_is_repeated(app: Bartleby, conn: C
 
 
 @pytest.mark.own_database
-@pytest.mark.parametrize("awaited", [False, True])
+@BOTH
 def test_claims_wait_while_nothing_can_be_settled(app: Bartleby, conn: Conn, awaited: bool) -> None:
     runs: list[int] = []
     function = handler_of(lambda message: runs.append(message.payload), awaited=awaited)
@@ -192,8 +138,7 @@ def test_claims_wait_while_nothing_can_be_settled(app: Bartleby, conn: Conn, awa
     fill(app, 1500)
     refuse(conn, "ack", "53100")
     with working(app, claim_limit=50) as running:
-        lane = until(lambda: running.worker._shared.holding.lanes.get("orders"))
-        assert lane is not None
+        lane = kit.present(until(lambda: running.worker._shared.holding.lanes.get("orders")))
         until(lambda: lane.backlog.count > 4 * 50)
         assert lane.room() == 0
         assert len(runs) < 1000
@@ -203,17 +148,23 @@ def test_claims_wait_while_nothing_can_be_settled(app: Bartleby, conn: Conn, awa
 
 
 @pytest.mark.own_database
-def test_settlement_that_is_never_accepted_ends_with_its_lease(app: Bartleby, conn: Conn, told: Told) -> None:
-    ledger = Ledger(app, lease=600)
+@BOTH
+def test_settlement_that_is_never_accepted_ends_with_its_lease(
+    app: Bartleby, conn: Conn, told: Told, awaited: bool
+) -> None:
+    """Later ones are not blocked; the lease is not renewed, so the other handlers of it are cancelled."""
+    gate = Gate(lambda message: message.payload == 1)
+    app.handler("orders", lease=600, concurrency=2)(gate.handler(awaited=awaited))
     refuse(conn, "ack", "XX000")
+    fill(app, 2)
     with working(app) as running:
-        fill(app, 1)
         until(lambda: told.of("settlement.impossible"))
+        assert gate.cancelled.wait(LONG)
         accept(conn, "ack")
-        fill(app, 5, 1)
+        fill(app, 5, 2)
         until(lambda: running.worker.counts["done"] == 5)
-        assert state(conn)[1] == 1, "until it lapses"
-    assert set(ledger.runs) == set(range(6))
+        assert state(conn)[1] == 2, "until it lapses"
+        assert len(told.of("lease.lost")) == 1
 
 
 # A wire that hangs

@@ -12,7 +12,7 @@ from bartleby import janitor as upkeep
 from bartleby.config import Settings
 from bartleby.janitor import DUTY, Janitor
 from tests.kit.clock import move_clock
-from tests.kit.worker import Conn, Told, row, sessions, state, until, working
+from tests.kit.worker import Conn, Told, row, sessions, until, working
 
 
 @pytest.fixture
@@ -67,18 +67,6 @@ async def test_janitor_that_is_stopped_while_it_rests_leaves_the_duty(dsn: str, 
     assert holder(conn) is None
 
 
-def test_lapsed_lease_is_taken_back_and_its_message_runs(app: Bartleby, conn: Conn, told: Told) -> None:
-    sent = app.send("orders", 1)
-    with Client(app.settings.dsn) as dying:
-        assert dying.claim("orders", "dying", lease=0.1) is not None
-    with working(app) as running:
-        until(lambda: running.worker.counts["done"] == 1)
-        until(lambda: state(conn) == (0, 0, 0, 0))
-        (event,) = told.of("lease.reaped")
-    assert "worker dying stopped answering" in event.getMessage()
-    assert [each.outcome for each in app.client.attempts(sent)] == ["lost"]
-
-
 @pytest.mark.own_database
 def test_queue_whose_pause_is_over_is_worked_on_again(app: Bartleby, conn: Conn) -> None:
     clock = move_clock(conn)
@@ -91,9 +79,6 @@ def test_queue_whose_pause_is_over_is_worked_on_again(app: Bartleby, conn: Conn)
         until(lambda: running.worker.counts["done"] == 1)
     resumed = app.client.audit_log(action="queue.resume")
     assert [(each.actor, each.reason) for each in resumed] == [("bartleby", "the pause is over")]
-
-
-# A round
 
 
 async def test_round_reaps_turns_tallies_regroups_and_prunes(dsn: str, conn: Conn, told: Told) -> None:

@@ -1,33 +1,20 @@
 """Outcomes of handlers, raised or returned, and how the worker settles them."""
 
-import asyncio
+import threading
+from collections.abc import Callable
 from typing import Any
 
-import psycopg
 import pytest
 
-from bartleby import AlreadyHandled, Bartleby, Done, Message, Retry, RetryPolicy, Snooze, Terminal
-from tests.kit.clock import move_clock
-from tests.kit.worker import Conn, drain, handler_of, row, state, until, working
-
-BOTH = pytest.mark.parametrize("awaited", [False, True])
-
-
-def answering(outcome: object, *, awaited: bool, raised: bool) -> Any:
-    """Return a handler that raises or returns this."""
-
-    def answer(_: Message) -> object:
-        if raised:
-            raise outcome  # type: ignore[misc]
-        return outcome
-
-    return handler_of(answer, awaited=awaited)
+from bartleby import AlreadyHandled, Bartleby, Done, Message, Retry, Snooze, Terminal, outcomes
+from tests.kit.worker import BOTH, Conn, Liar, Told, Unborn, drain, handler_of, numbered, row, state, until, working
 
 
 class Fraud(Terminal):
     pass
 
 
+ALL_HANDLED = ExceptionGroup("inner tasks", [AlreadyHandled()])
 OUTCOMES: dict[str, tuple[object, tuple[Any, ...], str]] = {
     # name: outcome, (state of the message, attempts spent, verdict of the attempt, its error), start of the rule
     "terminal_class": (Terminal, ("dead", 1, "dead", ""), "Terminal"),
@@ -47,6 +34,12 @@ OUTCOMES: dict[str, tuple[object, tuple[Any, ...], str]] = {
     "listed": (KeyError("x"), ("dead", 1, "dead", "'x'"), "KeyError is a LookupError, listed by the handler"),
     "snooze": (Snooze(3000), ("deferred", 0, None, None), ""),
     "already_handled": (AlreadyHandled("yesterday"), (None, None, None, None), ""),
+    "all_handled": (ExceptionGroup("tasks", [AlreadyHandled(), ALL_HANDLED]), (None, None, None, None), ""),
+    "some_handled": (
+        ExceptionGroup("tasks", [AlreadyHandled("x"), ValueError("y")]),
+        ("deferred", 1, "retry", "tasks (2 sub-exceptions)\n- bartleby.AlreadyHandled: x\n- ValueError: y"),
+        "in ExceptionGroup",
+    ),
 }
 
 
@@ -56,10 +49,16 @@ def test_each_outcome_is_settled(app: Bartleby, conn: Conn, awaited: bool, raise
     app.version, sent = "7.1", {}
     for name, (outcome, _, _) in OUTCOMES.items():
         retry = {"backoff": "fixed", "base": 3000, "max_attempts": 5}
-        app.handler(name, retry=retry, terminal=[LookupError])(answering(outcome, awaited=awaited, raised=raised))
+
+        def answer(_: Message, outcome: Any = outcome) -> object:
+            if raised:
+                raise outcome
+            return outcome
+
+        app.handler(name, retry=retry, terminal=[LookupError])(handler_of(answer, awaited=awaited))
         app.client.create_queue(name, {"max_attempts": 50})
         sent[name] = app.send(name, 1)
-    assert drain(app) == {"dead": 4, "retried": 3, "released": 1, "done": 1}
+    assert drain(app) == {"dead": 4, "retried": 4, "released": 1, "done": 2}
     for name, (_, expected, rule) in OUTCOMES.items():
         letter, message = app.client.dead_letter(sent[name]), app.client.find_message(sent[name])
         attempt = next(iter(app.client.attempts(sent[name])), None)
@@ -76,50 +75,32 @@ def test_each_outcome_is_settled(app: Bartleby, conn: Conn, awaited: bool, raise
     assert row(conn, "select run_at - created_at > interval '50 min' from bartleby.messages where queue = 'snooze'")
 
 
+class Awaitable:
+    def __await__(self) -> Any:
+        yield
+
+
 @BOTH
-def test_other_answers_and_hostile_ones_are_settled_too(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    class Unborn(Terminal):
-        def __init__(self) -> None:
-            raise SystemError("cannot be made")
+def test_other_answers_and_hostile_ones_are_settled_too(app: Bartleby, awaited: bool) -> None:
+    async def coroutine() -> None: ...
 
-    class Liar:
-        @property
-        def __class__(self) -> Any:
-            raise RuntimeError("no class")
+    def generator() -> Any:
+        yield
 
-        @__class__.setter
-        def __class__(self, value: object) -> None: ...
+    async def async_generator() -> Any:
+        yield
 
     done = [None, Done, Done(), 5, "text", {"a": 1}, [], object(), dict, False, Liar()]
     failed = [Snooze, Unborn, KeyError("returned")]
-    answers = [*done, *failed]
-    app.handler("orders", retry={"max_attempts": 1})(handler_of(lambda each: answers[each.payload], awaited=awaited))
-    sent = app.send_many("orders", [{"payload": number} for number in range(len(answers))])
-    assert drain(app) == {"done": len(done), "dead": len(failed)}
+    to_be_run = [coroutine, generator, async_generator, Awaitable]
+    answers: list[Callable[[], object]] = [*(lambda each=each: each for each in [*done, *failed]), *to_be_run]
+    app.handler("orders", retry={"max_attempts": 1})(handler_of(lambda each: answers[each.payload](), awaited=awaited))
+    sent = app.send_many("orders", numbered(len(answers)))
+    assert drain(app) == {"done": len(done), "dead": len(failed) + len(to_be_run)}
     errors = [app.client.attempts(each)[0] for each in sent[len(done) :]]
-    assert [each.error_type for each in errors] == ["TypeError", "SystemError", "KeyError"]
+    assert [each.error_type for each in errors][:3] == ["TypeError", "SystemError", "KeyError"]
     assert "delay" in (errors[0].error or "")
-
-
-@BOTH
-def test_no_exception_ends_the_worker(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    errors = [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration, MemoryError]
-
-    def handle(message: Message) -> None:
-        raise errors[message.payload]
-
-    async def handle_awaited(message: Message) -> None:
-        raise errors[message.payload]
-
-    app.handler("orders", retry={"max_attempts": 1}, concurrency=2)(handle_awaited if awaited else handle)
-    app.client.configure_queue("orders", {"breaker": "off"})
-    sent = app.send_many("orders", [{"payload": number} for number in list(range(len(errors))) * 3])
-    assert drain(app) == {"dead": 18}
-    for message_id, error in zip(sent, errors, strict=False):
-        (attempt,) = app.client.attempts(message_id)
-        expected = "RuntimeError" if awaited and error is StopIteration else error.__name__
-        assert (attempt.error_type or "").rpartition(".")[2] == expected
-    assert state(conn) == (0, 0, 0, 18)
+    assert "declare it with async def" in (errors[3].error or "") or awaited
 
 
 # Policies
@@ -143,55 +124,55 @@ def test_policy_of_the_message_goes_before_the_handlers_and_that_before_the_queu
     assert (attempts[1][0].rule or "").endswith("attempt 1 of 3")
 
 
-CURVES: list[tuple[Any, list[float]]] = [
-    ({"backoff": "quadratic", "base": 100, "cap": 500}, [100, 400, 500]),
-    ({"backoff": "exponential", "base": 100, "factor": 3, "jitter": "none", "cap": 10_000}, [100, 300, 900]),
-    ({"schedule": [70, 80]}, [70, 80, 80]),
-    (RetryPolicy(backoff="none"), [0, 0, 0]),
-    ({"max_attempts": 9}, [200, 200, 200]),  # the curve of the queue
-    ({"max_attempts": 9, "give_up_after": 1050, "backoff": "fixed", "base": 100}, [100]),
-]
+# Settlements
 
 
-@pytest.mark.own_database
-def test_delays_follow_the_curve_of_the_handler(app: Bartleby, conn: Conn) -> None:
-    clock = move_clock(conn)
-    sent = []
-    for number, (retry, _) in enumerate(CURVES):
-        fails = answering(ValueError(), awaited=number % 2 == 0, raised=True)
-        app.handler(f"q{number}", retry=retry)(fails)
-        app.client.create_queue(f"q{number}", {"max_attempts": 9, "backoff": "fixed", "base": 200})
-        sent.append(app.send(f"q{number}", 1))
-    for _ in range(3):
-        drain(app)
-        clock.advance(1000)
-    for message_id, (retry, delays) in zip(sent, CURVES, strict=True):
-        attempts = app.client.attempts(message_id)
-        found = [(each.retry_at - each.failed_at).total_seconds() for each in attempts if each.retry_at]
-        assert found[: len(delays)] == pytest.approx(delays, abs=0.5), retry
-    assert "give_up_after" in (app.client.attempts(sent[-1])[-1].rule or "")
+def test_delay_of_thousands_of_years_becomes_a_hundred(app: Bartleby, conn: Conn, told: Told) -> None:
+    def handle(message: Message) -> object:
+        later, seconds = message.payload
+        return Snooze(seconds) if later == "snooze" else Retry(after=seconds)
+
+    app.handler("orders")(handler_of(handle, awaited=True))
+    app.send_many("orders", [{"payload": [later, far]} for later in ("snooze", "retry") for far in (3000, 1e12)])
+    counts = drain(app)
+    assert (sum(counts.values()), counts["refused"]) == (4, 0)
+    assert not told.of("settlement.impossible")
+    assert state(conn) == (0, 0, 4, 0)
+    waits = "select run_at - now() > interval '90 years' from bartleby.deferred order by run_at"
+    assert [far for (far,) in conn.execute(waits)] == [False, False, True, True]
 
 
-def test_trouble_of_the_server_in_a_handler_is_not_charged(app: Bartleby, conn: Conn) -> None:
-    errors = [
-        psycopg.errors.DiskFull("could not extend file"),
-        psycopg.errors.TooManyConnections("too many clients"),
-        psycopg.errors.AdminShutdown("terminating connection"),
-        psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT"),
-    ]
+@pytest.mark.parametrize("later", [Snooze, lambda seconds: Retry(after=seconds)], ids=["snooze", "retry"])
+def test_settlement_that_is_refused_does_not_affect_others(
+    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch, later: Callable[[float], object]
+) -> None:
+    monkeypatch.setattr(outcomes, "_CENTURY", float("inf"))  # the worker believes that the core takes any delay
+    together = threading.Barrier(4)
 
-    def handle(message: Message) -> None:
-        raise errors[message.payload]
+    def handle(message: Message) -> object:
+        together.wait(30)  # so that they are settled together
+        return later(1e12 if message.payload == 2 else 3000)
 
-    async def handle_awaited(message: Message) -> None:
-        raise RuntimeError("wrapped") from errors[message.payload]
+    app.handler("orders", concurrency=4)(handler_of(handle, awaited=False))
+    app.send_many("orders", numbered(4))
+    with working(app):
+        until(lambda: told.of("settlement.refused"))
+        assert state(conn) == (0, 1, 3, 0)
+    assert [record.fields["messages"] for record in told.of("settlement.refused")] == [1]  # type: ignore[attr-defined]
+    assert not told.of("settlement.impossible")
 
-    for queue, function in {"plain": handle, "wrapped": handle_awaited}.items():
-        app.handler(queue, retry={"max_attempts": 1})(function)
-        app.client.create_queue(queue)
-        app.send_many(queue, [{"payload": number} for number in range(len(errors))])
-    with working(app) as running:
-        until(lambda: running.worker.counts["released"] >= 2 * len(errors))
-        running.end()
-    assert row(conn, "select count(*), max(attempts) from bartleby.messages") == (2 * len(errors), 0)
-    assert row(conn, "select count(*) from bartleby.attempts") == 0
+
+def test_log_lines_are_few_and_cannot_be_forged(app: Bartleby, told: Told) -> None:
+    def handle(message: Message) -> object:
+        if message.payload == 0:
+            raise ValueError("two\nlines and \x1b[31mcolour")
+        return Snooze(3000, "not today")
+
+    app.handler("orders", retry={"max_attempts": 1})(handler_of(handle, awaited=True))
+    app.send_many("orders", numbered(51))
+    assert drain(app) == {"released": 50, "dead": 1}
+    (record,) = told.of("message.dead")
+    assert record.getMessage().isprintable()
+    lines = told.of("message.released")
+    assert sum(record.fields["messages"] for record in lines) == 50  # type: ignore[attr-defined]
+    assert len(lines) < 10

@@ -3,12 +3,12 @@
 import psycopg
 import pytest
 
-from bartleby import Client, Failure, Lease
+from bartleby import Client, Failure
 from bartleby.errors import InvalidPayload, UndecodablePayload
 from bartleby.failure import Recorder
 from bartleby.typed import converter
 from tests.kit import poison
-from tests.kit.database import Connection
+from tests.kit.worker import Conn, present
 
 
 @pytest.fixture
@@ -16,13 +16,7 @@ def client(dsn: str) -> Client:
     return Client(dsn)
 
 
-def claimed(client: Client, limit: int) -> Lease:
-    lease = client.claim("q", "w", limit=limit)
-    assert lease is not None
-    return lease
-
-
-def test_poison_payload_is_refused_by_send_or_does_not_fit(client: Client, conn: Connection) -> None:
+def test_poison_payload_is_refused_by_send_or_does_not_fit(client: Client, conn: Conn) -> None:
     convert = converter(poison.Order)
     with client:
         client.create_queue("q")
@@ -33,7 +27,7 @@ def test_poison_payload_is_refused_by_send_or_does_not_fit(client: Client, conn:
                 assert payload.refused, name
                 continue
             assert not payload.refused, name
-            (message,) = claimed(client, 1)
+            (message,) = present(client.claim("q", "w"))
             with pytest.raises((InvalidPayload, UndecodablePayload)):
                 convert(message.payload)
             client.reject(message.lease_id, message.position, "unacceptable")
@@ -46,7 +40,7 @@ def test_evidence_of_every_exception_is_stored_as_it_is(client: Client) -> None:
         client.create_queue("q")
         for name in poison.EXCEPTIONS:
             client.send("q", name)
-        lease = claimed(client, len(poison.EXCEPTIONS))
+        lease = present(client.claim("q", "w", limit=len(poison.EXCEPTIONS)))
         found = {}
         for message in lease:
             try:

@@ -9,7 +9,7 @@ import pytest
 
 from bartleby import Bartleby, Client, Message, WorkerReport, presence
 from tests.kit.relay import ANA, Bus, add, relaying
-from tests.kit.worker import LONG, Conn, Gate, Program, Told, drain, renew_now, state, until, working
+from tests.kit.worker import LONG, Conn, Gate, Program, Told, renew_now, state, until, working
 
 BY: dict[str, Any] = {"actor": "ana", "reason": "deploy"}
 
@@ -36,8 +36,9 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def client(app: Bartleby) -> Client:
-    return app.client
+def client(app: Bartleby, dsn: str) -> Iterator[Client]:
+    with Client(dsn) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -76,21 +77,19 @@ def test_worker_is_seen_from_its_start_to_its_end(app: Bartleby, client: Client,
         assert client.workers() == []
 
 
-def test_first_report_comes_at_the_start(
-    app: Bartleby, client: Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
+def test_first_report_comes_at_the_start_and_others_though_the_loop_is_blocked(
+    app: Bartleby, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence, "EVERY", 3600.0)
-    with working(app):
-        until(client.workers)
-
-
-def test_worker_whose_event_loop_is_blocked_is_still_seen(app: Bartleby, client: Client) -> None:
     end = threading.Event()
 
     @app.handler("orders")
     async def handle(_: Message) -> None:
         end.wait(LONG)
 
+    monkeypatch.setattr(presence, "EVERY", 3600.0)
+    with working(app):
+        until(client.workers)
+        monkeypatch.setattr(presence, "EVERY", 0.05)
     client.send("orders", 1)
     with working(app):
         wait_for_running(client, 1)
@@ -99,12 +98,22 @@ def test_worker_whose_event_loop_is_blocked_is_still_seen(app: Bartleby, client:
         end.set()
 
 
-def test_drained_worker_finishes_what_runs_and_stops(app: Bartleby, client: Client, gate: Gate, told: Told) -> None:
+@pytest.mark.parametrize("orders", ["drain", "drain stop", "stop drain"])
+def test_drained_worker_finishes_what_runs_and_stops(
+    app: Bartleby, client: Client, gate: Gate, told: Told, *, orders: str
+) -> None:
+    """Draining workers and then sending SIGTERM to all of them is one order to stop, in either order."""
     client.send("orders", 1)
     with working(app) as running:
         wait_for_running(client, 1)
-        assert client.drain_worker(running.worker.name, **BY)
-        until(running.worker._shared.stopping.is_set)
+        for order in orders.split():
+            assert order == "stop" or client.drain_worker(running.worker.name, **BY)
+            if order == "stop":
+                running.stop()
+            until(running.worker._shared.stopping.is_set)
+        until(lambda: told.of("worker.draining"))
+        running.wait_for_loop()
+        assert not running.worker._now.is_set()
         client.send("orders", 2)
         assert the_worker(client).state == "draining"
         assert running.thread.is_alive(), "it waits for its handler"
@@ -113,44 +122,6 @@ def test_drained_worker_finishes_what_runs_and_stops(app: Bartleby, client: Clie
         assert client.workers() == []
         assert [each.ready for each in client.queues()] == [1]
     assert len(told.of("worker.draining")) == 1
-
-
-@pytest.mark.parametrize("first", ["drain", "stop"])
-def test_drain_and_one_stop_cut_no_handler_short(
-    app: Bartleby, client: Client, gate: Gate, told: Told, *, first: str
-) -> None:
-    """Draining workers and then sending SIGTERM to all of them is one order to stop, in either order."""
-    client.send("orders", 1)
-    with working(app) as running:
-        wait_for_running(client, 1)
-        if first == "drain":
-            client.drain_worker(running.worker.name, **BY)
-            until(running.worker._shared.stopping.is_set)
-            running.stop()
-        else:
-            running.stop()
-            until(running.worker._shared.stopping.is_set)
-            client.drain_worker(running.worker.name, **BY)
-        until(lambda: told.of("worker.draining"))
-        running.wait_for_loop()
-        assert not running.worker._now.is_set()
-        gate.open()
-        assert running.join() == {"done": 1}
-
-
-def test_worker_without_a_kind_is_not_seen(app: Bartleby, client: Client) -> None:
-    seen = []
-
-    @app.handler("orders")
-    def handle(_: Message) -> None:
-        seen.append(client.workers())
-
-    client.send("orders", 1)
-    drain(app, kind=None)
-    assert seen == [[]]
-
-
-# A report that fails
 
 
 @pytest.mark.own_database
@@ -191,9 +162,6 @@ def test_report_that_waits_for_a_lock_keeps_no_lease_from_being_renewed(
         gate.open()
 
 
-# As programs
-
-
 def test_drained_process_is_not_replaced_and_the_program_ends_well(
     client: Client, dsn: str, tmp_path: Path, conn: Conn
 ) -> None:
@@ -210,9 +178,6 @@ def test_drained_process_is_not_replaced_and_the_program_ends_well(
         assert program.end() == 0
         assert program.text().count("worker.draining") == 2
     assert client.workers() == []
-
-
-# The relay
 
 
 def test_relay_reports_its_workers_and_stops_when_one_is_drained(client: Client, dsn: str) -> None:

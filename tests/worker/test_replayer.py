@@ -1,23 +1,22 @@
 """The replayer: every worker has one, one at a time in a database runs plans, and it outlives who started a plan."""
 
 import asyncio
-import subprocess
-import sys
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bartleby import Advance, Bartleby, Client, Failure
+from bartleby import Advance, Bartleby, Client, Failure, replaying
 from bartleby.config import Settings
 from bartleby.evidence import ReplayId
 from bartleby.message import MessageId
 from bartleby.pacing import LARGEST, Stride, pause
 from bartleby.replaying import DUTY, Replayer
-from tests.kit.worker import ENVIRONMENT, LONG, Conn, Told, handler_of, sessions, until, working
+from tests.kit.worker import Conn, Told, handler_of, present, sessions, until, working
 
 BY: Any = {"actor": "ana", "reason": "fixed"}
 
@@ -46,7 +45,6 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def bury(client: Client, count: int, queue: str = "orders") -> list[MessageId]:
-    """Send messages that die; return their ids."""
     sent = client.send_many(queue, [{"payload": 1}] * count)
     fail_all(client, queue)
     return list(sent)
@@ -65,9 +63,7 @@ def started(client: Client, ids: Sequence[int], **options: Any) -> ReplayId:
 
 
 def status(client: Client, replay_id: int) -> str:
-    plan = client.find_replay(replay_id)
-    assert plan is not None
-    return plan.status
+    return present(client.find_replay(replay_id)).status
 
 
 @asynccontextmanager
@@ -85,9 +81,6 @@ async def running(dsn: str, name: str = "me") -> AsyncIterator[Replayer]:
 
 async def eventually(condition: Callable[[], object]) -> None:
     await asyncio.to_thread(until, condition)
-
-
-# The duty
 
 
 async def test_one_of_two_replayers_runs_plans_and_the_other_takes_over(dsn: str, client: Client, conn: Conn) -> None:
@@ -115,45 +108,13 @@ def test_every_worker_runs_plans(app: Bartleby, client: Client) -> None:
     assert client.on_duty(DUTY) is None
 
 
-def test_janitor_command_runs_plans(client: Client, dsn: str, tmp_path: Path) -> None:
-    replay_id = started(client, bury(client, 3))
-    command = [sys.executable, "-m", "bartleby", "--dsn", dsn, "janitor", "--log", "json"]
-    log = tmp_path / "log"
-    with log.open("w") as stderr, subprocess.Popen(command, env=ENVIRONMENT, stderr=stderr) as process:
-        try:
-            until(lambda: status(client, replay_id) == "settling" and '"event": "replay.taken"' in log.read_text())
-            process.terminate()
-            assert process.wait(timeout=LONG) == 0
-        finally:
-            process.kill()
-    assert client.on_duty(DUTY) is None
-
-
-def test_one_round_of_the_janitor_command_finishes_what_is_settled(
-    client: Client, bartleby: Callable[..., Any]
-) -> None:
-    replay_id = started(client, bury(client, 1))
-    client.advance_replays()
-    lease = client.claim("orders", "tester")
-    assert lease is not None
-    client.ack(lease.id)
-    assert status(client, replay_id) == "settling"
-    assert bartleby("janitor", "--once").code == 0
-    assert status(client, replay_id) == "finished"
-
-
-# What it reports
-
-
 async def test_plans_run_side_by_side_and_each_is_reported_once(dsn: str, client: Client, told: Told) -> None:
     client.create_queue("parcels")
     one, two = started(client, bury(client, 3)), started(client, bury(client, 3, "parcels"))
     async with running(dsn):
         await eventually(lambda: {status(client, each) for each in (one, two)} == {"settling"})
         for queue in ("orders", "parcels"):
-            lease = client.claim(queue, "tester", limit=10)
-            assert lease is not None
-            client.ack(lease.id)
+            client.ack(present(client.claim(queue, "tester", limit=10)).id)
         await eventually(lambda: {status(client, each) for each in (one, two)} == {"finished"})
         await eventually(lambda: len(told.of("replay.finished")) == 2)
     taken = sorted(each.getMessage() for each in told.of("replay.taken"))
@@ -189,9 +150,6 @@ async def test_canary_that_dies_is_a_warning(dsn: str, client: Client, told: Tol
     assert "4 are left as they were" in event.getMessage()
 
 
-# Trouble
-
-
 @pytest.mark.own_database
 async def test_failing_step_is_reported_once_and_repeated(
     dsn: str, client: Client, conn: Conn, *, told: Told, steps: list[float]
@@ -205,14 +163,12 @@ async def test_failing_step_is_reported_once_and_repeated(
     assert len(told.of("replays.failed")) == 1
 
 
-@pytest.mark.own_database
-async def test_step_that_takes_long_makes_the_next_one_smaller(dsn: str, client: Client, conn: Conn) -> None:
-    conn.execute("""
-        create function public.slow() returns trigger language plpgsql
-        as 'begin perform pg_sleep(0.6); return null; end';
-        create trigger slow after update on bartleby.replay_item execute function public.slow()""")
+async def test_step_that_takes_long_makes_the_next_one_smaller(
+    dsn: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started(client, bury(client, 2))
-    replayer = Replayer(Settings(dsn), "me")
+    replayer, clock = Replayer(Settings(dsn), "me"), itertools.count()
+    monkeypatch.setattr(replaying, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     await replayer.step()
     await replayer._leave()
     assert replayer._stride.items == LARGEST // 2

@@ -10,8 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from bartleby import dev
+from bartleby import Client, dev
 from bartleby.surfaces.cli import connecting
+from tests.kit.burying import bury
 from tests.kit.commands import PROGRAM, Done
 from tests.kit.proxy import Proxy, proxied
 from tests.kit.worker import ENVIRONMENT, LONG, Told, until
@@ -23,7 +24,6 @@ BEGINS = {
     ("janitor",): "janitor.started",
     ("mcp", "--http", "127.0.0.1:0"): "listening on",
 }
-"""What each of the commands logs when it has begun."""
 SHOP = "from bartleby import Bartleby\napp = Bartleby()\napp.handler('orders')(print)\n"
 
 
@@ -40,14 +40,10 @@ class Started:
     def __init__(self, folder: Path, dsn: str, *words: str) -> None:
         (folder / "shop.py").write_text(SHOP)
         self._file = folder / "log"
-        with self._file.open("w") as stderr:
-            self.process = subprocess.Popen(
-                [*PROGRAM, *words],
-                cwd=folder,
-                env={**ENVIRONMENT, "BARTLEBY_DSN": dsn},
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-            )
+        environment = {**ENVIRONMENT, "BARTLEBY_DSN": dsn}
+        with self._file.open("w") as log:
+            out = subprocess.DEVNULL
+            self.process = subprocess.Popen([*PROGRAM, *words], cwd=folder, env=environment, stdout=out, stderr=log)
 
     def log(self) -> str:
         return self._file.read_text()
@@ -78,10 +74,16 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
 def test_command_begins_when_the_database_is_available(
     start: Callable[..., Started], away: Proxy, server: dev.Server, dsn: str, words: tuple[str, ...]
 ) -> None:
+    with Client(dsn) as client:
+        client.create_queue("orders")
+        plan = client.plan_replay(ids=bury(client, [1]), actor="ana", reason="fixed")
+        client.start_replay(plan, actor="ana", reason="fixed")
     begun = start(away.dsn(dsn), *words)
     begun.wait_for("database.away")
     away.lead_to(server.port)
     begun.wait_for(BEGINS[words])
+    if words[0] in {"work", "janitor"}:
+        begun.wait_for("replay.taken")
     assert begun.log().count("is waited for") == 1
     assert "database.back" in begun.log().partition(BEGINS[words])[0]
     assert begun.end(signal.SIGTERM) == 0
@@ -103,24 +105,6 @@ def test_janitor_ends_where_nothing_is_installed(bartleby: Callable[..., Done], 
     assert "bartleby install" in done.err
 
 
-def test_pooler_whose_server_does_not_answer_is_not_the_database(
-    dsn: str, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It accepts the connection, and the first statement fails."""
-    execute, tried = psycopg.Connection.execute, list[Any]()
-
-    def fail(self: psycopg.Connection[Any], *arguments: Any, **named: Any) -> Any:
-        tried.append(arguments)
-        if len(tried) <= 2:
-            raise psycopg.OperationalError("server login has been failing")
-        return execute(self, *arguments, **named)
-
-    monkeypatch.setattr(psycopg.Connection, "execute", fail)
-    connecting.wait_for(dsn)
-    assert len(tried) == 3
-    assert [len(told.of(f"database.{each}")) for each in ("away", "back")] == [1, 1]
-
-
 def test_server_that_refuses_the_connection_for_good_is_not_waited_for(dsn: str, told: Told) -> None:
     address, _, name = dsn.rpartition("/")
     user = address.partition("://")[2].partition(":")[0]
@@ -135,22 +119,30 @@ def test_server_that_refuses_the_connection_for_good_is_not_waited_for(dsn: str,
     assert not told.records
 
 
-def test_server_that_refuses_the_connection_for_now_is_waited_for(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    connect = psycopg.connect
-    for text in (
-        "FATAL:  sorry, too many clients already",
-        "FATAL:  remaining connection slots are reserved for roles with the SUPERUSER attribute",
-        "session is read-only",
-    ):
+WAITED_FOR = [
+    "FATAL:  sorry, too many clients already",
+    "FATAL:  remaining connection slots are reserved for roles with the SUPERUSER attribute",
+    "session is read-only",
+]
+
+
+@pytest.mark.parametrize("place", ["connection", "first statement"])
+def test_server_that_refuses_the_connection_for_now_is_waited_for(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """A pooler accepts the connection, and the first statement fails."""
+    owner, name = (psycopg, "connect") if place == "connection" else (psycopg.Connection, "execute")
+    plain: Any = getattr(owner, name)
+    for text in WAITED_FOR if place == "connection" else ["server login has been failing"]:
         tried: list[Any] = []
 
         def refuse(*arguments: Any, text: str = text, tried: list[Any] = tried, **named: Any) -> Any:
             tried.append(arguments)
             if len(tried) <= 2:
                 raise psycopg.OperationalError(f"connection failed: {text}")
-            return connect(*arguments, **named)
+            return plain(*arguments, **named)
 
-        monkeypatch.setattr(psycopg, "connect", refuse)
+        monkeypatch.setattr(owner, name, refuse)
         with Told.listening() as told:
             connecting.wait_for(dsn)
         assert len(tried) == 3, text

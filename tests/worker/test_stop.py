@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -14,9 +13,7 @@ from bartleby import Bartleby, heartbeat, holding
 from bartleby.config import Settings
 from bartleby.holding import Holding
 from bartleby.link import Link
-from tests.kit.worker import Conn, Gate, Program, Told, claim_ahead, row, state, until, working
-
-BOTH = pytest.mark.parametrize("awaited", [False, True])
+from tests.kit.worker import BOTH, Conn, Gate, Program, Told, claim_ahead, numbered, row, state, until, working
 
 SHOP = """
 import asyncio, os, time
@@ -41,28 +38,6 @@ async def coroutines(message):
 """
 
 
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    for queue in ("orders", "threads", "coroutines"):
-        made.client.create_queue(queue)
-    yield made
-    made.client.close()
-
-
-@pytest.fixture
-def shop(tmp_path: Path, app: Bartleby) -> Path:
-    (tmp_path / "shop.py").write_text(SHOP)
-    app.send_many("threads", [{"payload": 1}] * 4)
-    app.send_many("coroutines", [{"payload": 1}] * 4)
-    return tmp_path
-
-
-def notes(folder: Path) -> list[str]:
-    file = folder / "notes"
-    return file.read_text().split() if file.exists() else []
-
-
 def nothing_was_charged(conn: Conn) -> bool:
     """Return whether nothing is leased, and no message lost an attempt."""
     query = "select count(*) filter (where attempts > 0 or state = 'leased') from bartleby.messages"
@@ -79,7 +54,7 @@ def test_running_handlers_finish_and_the_rest_is_released(
     app.handler("orders", concurrency=2, retry={"max_attempts": 1})(gate.handler(awaited=awaited))
     with working(app) as running:
         claim_ahead(running)
-        app.send_many("orders", [{"payload": number} for number in range(20)])
+        app.send_many("orders", numbered(20))
         gate.wait_for_start(2)
         until(lambda: state(conn)[1] > 2)
         running.stop()
@@ -109,30 +84,23 @@ def test_handler_that_outlasts_the_grace_is_cancelled_and_its_message_released(
 
 
 @BOTH
-def test_second_stop_does_not_wait_for_handlers(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    gate = Gate()
-    app.handler("orders")(gate.handler(awaited=awaited))
+@pytest.mark.parametrize("order", ["second stop", "end of the grace"])
+def test_handler_that_does_not_end_does_not_keep_its_message(
+    app: Bartleby, conn: Conn, awaited: bool, order: str
+) -> None:
+    gate = Gate(stubborn=order != "second stop")
+    app.handler("orders", retry={"max_attempts": 1})(gate.handler(awaited=awaited))
     app.send("orders", 1)
-    with working(app, grace=3600) as running:
+    with working(app, grace=3600 if order == "second stop" else 0.1) as running:
         gate.wait_for_start()
         running.stop()
         until(running.worker._shared.stopping.is_set)
-        assert running.thread.is_alive()
-        assert running.end() == {"released": 1}
-    assert nothing_was_charged(conn)
-
-
-@BOTH
-def test_handler_that_cannot_be_stopped_does_not_keep_its_message(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    gate = Gate(stubborn=True)
-    app.handler("orders", retry={"max_attempts": 1})(gate.handler(awaited=awaited))
-    app.send("orders", 1)
-    with working(app, grace=0.1) as running:
-        gate.wait_for_start()
-        running.stop()
+        if order == "second stop":
+            assert running.thread.is_alive()
+            running.stop()
         until(lambda: state(conn)[1] == 0)
         gate.open()
-        running.join()
+        assert running.join() == {"released": 1} or order != "second stop"
     assert state(conn)[3] == 0
     assert nothing_was_charged(conn)
 
@@ -141,15 +109,10 @@ def test_idle_worker_stops_without_its_sleep_being_over(app: Bartleby, monkeypat
     monkeypatch.setattr("bartleby.fetching._LONGEST_SLEEP", 3600.0)
     monkeypatch.setattr("bartleby.worker._LAST_WORDS", 3600.0)
     app.handler("orders")(print)
-    with working(app, poll=3600) as running:
-        until(lambda: running.worker._shared.listener.listening)
-        assert running.end() == {}
-
-
-def test_worker_that_is_stopped_before_it_began_ends(app: Bartleby) -> None:
-    app.handler("orders")(print)
-    with working(app) as running:
-        running.end()
+    for begun in (True, False):
+        with working(app, poll=3600) as running:
+            until(lambda: not begun or running.worker._shared.listener.listening)  # noqa: B023 - at once
+            assert running.end() == {}
 
 
 async def test_stopping_worker_is_not_reported_as_a_blocked_loop(dsn: str, told: Told) -> None:
@@ -165,38 +128,23 @@ async def test_stopping_worker_is_not_reported_as_a_blocked_loop(dsn: str, told:
     assert not told.of("loop.blocked")
 
 
-# As a process
-
-
 @pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGINT])
 def test_signal_lets_handlers_finish_and_ends_the_process_with_zero(
-    app: Bartleby, conn: Conn, shop: Path, dsn: str, order: signal.Signals
+    app: Bartleby, conn: Conn, tmp_path: Path, dsn: str, order: signal.Signals
 ) -> None:
-    with Program(dsn, "shop:app", "--log", "json", cwd=shop) as program:
-        until(lambda: notes(shop).count("begin") == 2)
+    (tmp_path / "shop.py").write_text(SHOP)
+    notes = tmp_path / "notes"
+    for queue in ("threads", "coroutines"):
+        app.client.create_queue(queue)
+        app.send_many(queue, numbered(4))
+    with Program(dsn, "shop:app", "--log", "json", cwd=tmp_path) as program:
+        until(lambda: notes.exists() and notes.read_text() == "begin begin ")
         os.kill(program.pid, order)
         program.wait_for("finishing 2 running handlers")
-        (shop / "go").touch()
+        (tmp_path / "go").touch()
         assert program.end() == 0
         last = program.events()[-1]
-    assert sorted(notes(shop)) == ["begin", "begin", "end", "end"]
+    assert sorted(notes.read_text().split()) == ["begin", "begin", "end", "end"]
     assert (last["event"], last["done"]) == ("worker.stopped", 2)
     assert row(conn, "select count(*) from bartleby.messages") == 6
-    assert nothing_was_charged(conn)
-
-
-@pytest.mark.parametrize(("grace", "signals"), [("3600", 2), ("0.3", 1)])
-def test_second_signal_or_the_end_of_the_grace_releases_what_runs(
-    app: Bartleby, conn: Conn, shop: Path, dsn: str, *, grace: str, signals: int
-) -> None:
-    with Program(dsn, "shop:app", "--grace", grace, cwd=shop) as program:
-        until(lambda: notes(shop) == ["begin", "begin"])
-        program.term()
-        if signals == 2:
-            program.wait_for("finishing 2 running handlers")  # two signals at once would be one
-            assert program.process.poll() is None
-            program.term()
-        assert program.end() == 0
-        assert "Traceback" not in program.text()
-    assert row(conn, "select count(*) from bartleby.messages") == 8
     assert nothing_was_charged(conn)

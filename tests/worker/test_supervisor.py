@@ -13,10 +13,10 @@ import pytest
 
 from bartleby import Bartleby, supervisor
 from bartleby.supervisor import Supervisor
-from tests.kit.worker import Conn, Program, Told, children_of, lapse, row, state, until
+from tests.kit.worker import Conn, Program, Told, children_of, row, state, until
 
 SHOP = """
-import os, signal, time
+import os, time
 from bartleby import Bartleby
 
 app = Bartleby()
@@ -25,8 +25,6 @@ note = os.open("notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 @app.handler("orders", concurrency=1)
 def handle(message):
     os.write(note, f"{os.getpid()}\\n".encode())
-    if message.payload == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
     while message.payload == "wait" and not os.path.exists("go"):
         time.sleep(0.01)
 """
@@ -93,25 +91,12 @@ def test_second_interrupt_reaches_the_processes_too(app: Bartleby, conn: Conn, s
     assert row(conn, "select count(*) from bartleby.attempts where outcome <> 'lost'") == 0
 
 
-def test_message_that_kills_its_workers_dies_and_the_next_ones_are_done(
-    app: Bartleby, conn: Conn, shop: Path, dsn: str
-) -> None:
-    app.client.configure_queue("orders", {"crash_budget": 2, "lease": 600})
-    deadly = app.client.send("orders", "die")
+def test_no_process_outlives_its_supervisor(app: Bartleby, shop: Path, dsn: str) -> None:
     with Program(dsn, "shop:app", "--processes", "2", cwd=shop) as program:
-        for deaths in (1, 2, 3):  # the first is not charged: it could have been a neighbour's
-            assert app.client.dead_letter(deadly) is None
-            program.wait_for("was killed by SIGKILL", deaths)
-            lapse(conn)
-        letter = app.client.dead_letter(deadly)
-        assert letter is not None
-        assert (letter.reason, letter.crashes) == ("crashed", 2)
-        app.client.send_many("orders", [{"payload": 1}] * 5)
-        until(lambda: state(conn) == (0, 0, 0, 1))
-        children = until(lambda: len(found := children_of(program.pid)) == 2 and found)
-        assert children
+        program.wait_for("worker.started", 2)
+        children = children_of(program.pid)
         program.process.kill()
-        until(lambda: not any(alive(pid) for pid in children))  # none outlives its supervisor
+        until(lambda: not any(alive(pid) for pid in children))
 
 
 # The supervisor alone
@@ -200,3 +185,17 @@ def test_process_that_cannot_live_is_restarted_with_growing_pauses(
     running.run()
     assert pauses[-1] == 0.4
     assert "ended with code 1" in told.of("worker.died")[0].getMessage()
+
+
+def test_process_that_cannot_be_started_now_ends_no_other(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    popen, refusals = subprocess.Popen, [BlockingIOError("no more processes")]
+
+    def scarce(*arguments: Any, **options: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return popen(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", scarce)
+    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE", 0.1)
+    assert supervised("", 2).run() == 0
+    assert len(told.of("worker.not_started")) == 1
