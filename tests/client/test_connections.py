@@ -17,6 +17,7 @@ from psycopg.rows import dict_row, namedtuple_row
 from bartleby import AsyncClient, Client, NotInstalled, WrongIsolation, dev, schema
 from bartleby.config import Settings
 from bartleby.errors import BartlebyError, NoConnection
+from tests.kit.worker import present
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 RESTARTS: tuple[Any, ...] = ("fast", "immediate")
@@ -45,8 +46,7 @@ async def test_callers_connection_keeps_its_row_factory(client: Client, dsn: str
             api = client.using(connection)
             sent = api.send("orders", {"a": 1})
             connection.commit()
-            lease = api.claim("orders", "w")
-            assert lease is not None
+            lease = present(api.claim("orders", "w"))
             assert [(message.id, message.payload) for message in lease] == [(sent, {"a": 1})]
             assert connection.row_factory is factory
     async with AsyncClient(dsn) as awaited, await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row) as mine:

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from bartleby import Bartleby, Message
-from tests.kit.worker import drain, row, state, until, working
+from tests.kit.worker import drain, present, row, state, until, working
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 
@@ -46,8 +46,7 @@ def test_newer_message_is_released_uncharged_for_a_newer_worker(
     sent = [new.send("orders", "new"), old.send("orders", "old")]
     assert drain(old) == {"released": 1, "done": 1}
     assert seen == [("old", 1)]
-    found = new.client.find_message(sent[0])
-    assert found is not None
+    found = present(new.client.find_message(sent[0]))
     assert (found.attempts, found.generation, found.state) == (0, 2, "deferred")
     assert not new.client.attempts(sent[0])
     conn.execute("update bartleby.deferred set run_at = bartleby.clock()")
@@ -96,8 +95,7 @@ def test_replay_sets_the_generation(make: Any, conn: Conn, seen: list[tuple[obje
     old, new = make(1, version="1.0"), make(2, version="2.0")
     sent = new.send("orders", "bad")
     assert drain(new) == {"dead": 1}
-    letter = old.client.dead_letter(sent)
-    assert letter is not None
+    letter = present(old.client.dead_letter(sent))
     assert (letter.generation, letter.worker_version) == (2, "2.0")
     assert [each.worker_version for each in old.client.attempts(sent)] == ["2.0"]
     new.client.replay([sent], actor="me", reason="fixed")

@@ -2,9 +2,7 @@
 
 import asyncio
 import re
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,15 @@ import psycopg
 import psycopg2  # type: ignore[import-untyped]
 import pytest
 import sqlalchemy
+from django.db import models
 from sqlalchemy import NullPool, orm
 from sqlalchemy.ext import asyncio as alchemy
 
 from bartleby import InvalidArgument, Message
 from bartleby.app import Bartleby
 from bartleby.outcomes import AlreadyHandled
-from tests.kit.callers import CALLERS, use_django, with_driver
-from tests.kit.clock import move_clock
-from tests.kit.worker import drain
-
-Conn = psycopg.Connection[tuple[Any, ...]]
-Wait = Callable[[Callable[[], object]], None]
+from tests.kit.callers import use_django, with_driver
+from tests.kit.worker import Conn, drain, lapse, numbered, present
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto" / "effects-exactly-once.md"
 BLOCKS = dict(re.findall(r"## (\w+).*?```python\n(.*?)```", HOWTO.read_text(), re.DOTALL))
@@ -41,88 +36,26 @@ def app(dsn: str, conn: Conn) -> Iterator[Bartleby]:
     app.client.close()
 
 
-@pytest.fixture
-def redeliveries(app: Bartleby, conn: Conn) -> list[Message]:
-    """One message that was claimed three times because its leases lapsed."""
+def killed_before_its_ack(app: Bartleby, conn: Conn) -> Message:
+    """Send a message, and claim it as a worker that dies; it will be delivered again."""
+    app.client.configure_queue("orders", {"backoff": "none"})
     app.send("orders", {"id": 42}, key="order-42")
-    clock = move_clock(conn)
-    return [redelivered(app, clock.advance) for _ in range(3)]
-
-
-def redelivered(app: Bartleby, advance: Callable[[float], None]) -> Message:
-    lease = app.client.claim("orders", "tester")
-    assert lease is not None
-    advance(20)
-    app.client.reap()
-    advance(60)  # longer than the backoff of a crash
-    return lease.messages[0]
+    [message] = present(app.client.claim("orders", "tester"))
+    lapse(conn)
+    return message
 
 
 def effects(conn: Conn) -> int:
     return int(conn.execute("select count(*) from effect").fetchall()[0][0])
 
 
-@pytest.mark.parametrize(("library", "first_commits"), [("psycopg", True), ("asyncpg", False)])
-def test_three_redeliveries_at_once_have_one_effect(
-    app: Bartleby, redeliveries: list[Message], conn: Conn, wait_for: Wait, *, library: str, first_commits: bool
-) -> None:
-    marked, go_on, begin = threading.Event(), threading.Event(), CALLERS[library]
-
-    def first() -> str:
-        with begin(app.settings.dsn or "") as caller:
-            caller.mark_handled(app, redeliveries[0])
-            caller.execute(EFFECT)
-            marked.set()
-            assert go_on.wait(30)
-            (caller.commit if first_commits else caller.rollback)()
-        return "done" if first_commits else "rolled back"
-
-    def other(message: Message) -> str:
-        with begin(app.settings.dsn or "") as caller:
-            try:
-                caller.mark_handled(app, message)
-            except AlreadyHandled:
-                caller.rollback()
-                return "already handled"
-            caller.execute(EFFECT)
-            caller.commit()
-        return "done"
-
-    def waiting() -> int:
-        query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-        return conn.execute(query).rowcount
-
-    with ThreadPoolExecutor(3) as threads:
-        outcomes: list[Future[str]] = [threads.submit(first)]
-        assert marked.wait(30)
-        outcomes += [threads.submit(other, message) for message in redeliveries[1:]]
-        try:
-            wait_for(lambda: waiting() == 2)
-        finally:
-            go_on.set()
-        found = sorted(each.result() for each in outcomes)
-    assert found == sorted(["done", "already handled", "already handled" if first_commits else "rolled back"])
-    assert effects(conn) == 1
-
-
-def test_longest_key_of_a_sender_is_remembered(app: Bartleby, dsn: str) -> None:
-    for _ in range(2):
-        app.send("orders", 1, key="ß" * 500)
-    lease = app.client.claim("orders", "tester", limit=2)
-    assert lease is not None
-    with psycopg.connect(dsn) as connection:
-        app.mark_handled(lease.messages[0], connection, by="key")
-        with pytest.raises(AlreadyHandled):
-            app.mark_handled(lease.messages[1], connection, by="key")
-
-
 # A mark that is committed before its effect would lose the effect if that fails.
 
 
 def test_mark_without_a_transaction_is_refused(  # noqa: PLR0915 - one database for all libraries
-    app: Bartleby, redeliveries: list[Message], dsn: str, conn: Conn
+    app: Bartleby, dsn: str, conn: Conn
 ) -> None:
-    message = redeliveries[0]
+    message = killed_before_its_ack(app, conn)
 
     def refused(connection: Any) -> None:
         with pytest.raises(InvalidArgument, match="there is no transaction") as caught:
@@ -160,12 +93,12 @@ def test_mark_without_a_transaction_is_refused(  # noqa: PLR0915 - one database 
     assert conn.execute("select count(*) from bartleby.handled").fetchall() == [(0,)]
 
 
-async def test_awaited_mark_without_a_transaction_is_refused(
-    app: Bartleby, redeliveries: list[Message], dsn: str
-) -> None:
+async def test_awaited_mark_without_a_transaction_is_refused(app: Bartleby, dsn: str, conn: Conn) -> None:
+    message = killed_before_its_ack(app, conn)
+
     async def refused(connection: Any) -> None:
         with pytest.raises(InvalidArgument, match="there is no transaction"):
-            await app.amark_handled(redeliveries[0], connection)
+            await app.amark_handled(message, connection)
 
     for driver in ("psycopg", "asyncpg"):
         engine = alchemy.create_async_engine(with_driver(dsn, driver), poolclass=NullPool)
@@ -180,150 +113,107 @@ async def test_awaited_mark_without_a_transaction_is_refused(
     connection = await asyncpg.connect(dsn)
     await refused(connection)
     async with connection.transaction():
-        await app.amark_handled(redeliveries[0], connection)
+        await app.amark_handled(message, connection)
     await connection.close()
 
 
-def test_old_snapshot_does_not_allow_a_second_mark(
-    app: Bartleby, dsn: str, conn: Conn, redeliveries: list[Message]
-) -> None:
-    with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:
-        second.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        second.execute("select count(*) from effect")
-        app.mark_handled(redeliveries[0], first)
-        first.execute(EFFECT)
-        first.commit()
-        with pytest.raises(psycopg.errors.SerializationFailure):
-            app.mark_handled(redeliveries[1], second)
-        second.rollback()
-        with pytest.raises(AlreadyHandled):
-            app.mark_handled(redeliveries[1], second)
-        second.rollback()
+# The code of the how-to, with what it takes for granted
+
+
+def check_block(app: Bartleby, block: str, conn: Conn, **given: Any) -> None:
+    conn.execute("create table parcel (id bigint generated always as identity, order_id bigint)")
+    exec(BLOCKS[block], {"app": app, "Message": Message, **given})  # noqa: S102 - the text is ours
+    message, function = killed_before_its_ack(app, conn), app.handlers["orders"].function
+    function(message)
+    with pytest.raises(AlreadyHandled):
+        function(message)
+    assert conn.execute("select order_id from parcel").fetchall() == [(42,)]
+
+
+def test_how_to_with_psycopg(app: Bartleby, conn: Conn, dsn: str) -> None:
+    check_block(app, "psycopg", conn, psycopg=psycopg, DSN=dsn)
+
+
+def test_how_to_with_sqlalchemy(app: Bartleby, conn: Conn, dsn: str) -> None:
+    class Base(orm.DeclarativeBase):
+        pass
+
+    class Parcel(Base):
+        __tablename__ = "parcel"
+        id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+        order_id: orm.Mapped[int]
+
+    engine = sqlalchemy.create_engine(with_driver(dsn, "psycopg"), poolclass=NullPool)
+    check_block(app, "SQLAlchemy", conn, engine=engine, Session=orm.Session, Parcel=Parcel)
+
+
+def test_how_to_with_django(app: Bartleby, conn: Conn, dsn: str) -> None:
+    use_django(dsn)
+    meta = type("Meta", (), {"app_label": "shop", "db_table": "parcel"})
+    fields = {"id": models.BigAutoField(primary_key=True), "order_id": models.BigIntegerField()}
+    parcel = type("Parcel", (models.Model,), {"__module__": __name__, "Meta": meta, **fields})
+    given = {"transaction": django.db.transaction, "connection": django.db.connection, "Parcel": parcel}
+    check_block(app, "Django", conn, **given)
+    django.db.connection.close()
+    del django.db.connections["default"]
+
+
+def test_how_to_with_asyncpg(app: Bartleby, conn: Conn, dsn: str) -> None:
+    with asyncio.Runner() as loop:
+
+        async def open_pool() -> Any:
+            return await asyncpg.create_pool(dsn, min_size=1, max_size=2)
+
+        pool = loop.run(open_pool())
+        handler = app.handler
+        app.handler = lambda queue: lambda function: handler(queue)(lambda message: loop.run(function(message)))  # type: ignore[assignment]
+        check_block(app, "asyncpg", conn, pool=pool)
+        loop.run(pool.close())
+
+
+# In a worker
+
+
+@pytest.mark.parametrize("once", [False, True, "key"])
+def test_redelivery_is_acked_without_a_second_effect(app: Bartleby, dsn: str, conn: Conn, once: Any) -> None:
+    """With once the handler does not even run again."""
+    runs: list[int] = []
+
+    @app.handler("orders", once=once)
+    async def fulfil(message: Message) -> None:
+        runs.append(message.id)
+        async with await psycopg.AsyncConnection.connect(dsn) as connection:
+            await app.amark_handled(message, connection, by="key" if once == "key" else "id")
+            await connection.execute(EFFECT)
+
+    asyncio.run(fulfil(killed_before_its_ack(app, conn)))
     assert effects(conn) == 1
+    assert drain(app) == {"done": 1}
+    assert (len(runs), effects(conn)) == (1 if once else 2, 1)
 
 
-class TestHowTo:
-    """The code of the how-to, with what it takes for granted."""
+def test_messages_of_one_key_in_one_claim_are_all_settled(app: Bartleby, dsn: str, conn: Conn) -> None:
+    @app.handler("orders", once="key")
+    def fulfil(message: Message) -> None:
+        with psycopg.connect(dsn) as connection:
+            app.mark_handled(message, connection, by="key")
+            connection.execute(EFFECT)
 
-    @pytest.fixture
-    def given(self, app: Bartleby, dsn: str, conn: Conn) -> dict[str, Any]:
-        conn.execute("create table parcel (id bigint generated always as identity, order_id bigint)")
-        app.send("orders", {"id": 42})
-        return {"app": app, "Message": Message, "DSN": dsn}
-
-    def check(self, given: dict[str, Any], block: str, conn: Conn) -> None:
-        exec(BLOCKS[block], given)  # noqa: S102 - the text is ours
-        app: Bartleby = given["app"]
-        message = redelivered(app, move_clock(conn).advance)
-        app.handlers["orders"].function(message)
-        with pytest.raises(AlreadyHandled):
-            app.handlers["orders"].function(message)
-        assert conn.execute("select order_id from parcel").fetchall() == [(42,)]
-
-    def test_psycopg(self, given: dict[str, Any], conn: Conn) -> None:
-        self.check({**given, "psycopg": psycopg}, "psycopg", conn)
-
-    def test_sqlalchemy(self, given: dict[str, Any], conn: Conn) -> None:
-        class Base(orm.DeclarativeBase):
-            pass
-
-        class Parcel(Base):
-            __tablename__ = "parcel"
-            id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
-            order_id: orm.Mapped[int]
-
-        engine = sqlalchemy.create_engine(with_driver(given["DSN"], "psycopg"), poolclass=NullPool)
-        self.check({**given, "engine": engine, "Session": orm.Session, "Parcel": Parcel}, "SQLAlchemy", conn)
-
-    def test_django(self, given: dict[str, Any], conn: Conn) -> None:
-        use_django(given["DSN"])
-        from django.db import models
-
-        meta = type("Meta", (), {"app_label": "shop", "db_table": "parcel"})
-        fields = {"id": models.BigAutoField(primary_key=True), "order_id": models.BigIntegerField()}
-        parcel = type("Parcel", (models.Model,), {"__module__": __name__, "Meta": meta, **fields})
-        there = {"transaction": django.db.transaction, "connection": django.db.connection, "Parcel": parcel}
-        self.check({**given, **there}, "Django", conn)
-        django.db.connection.close()
-        del django.db.connections["default"]
-
-    async def test_asyncpg(self, given: dict[str, Any], conn: Conn) -> None:
-        exec(BLOCKS["asyncpg"], given)  # noqa: S102 - the text is ours
-        app: Bartleby = given["app"]
-        message = redelivered(app, move_clock(conn).advance)
-        async with asyncpg.create_pool(given["DSN"], min_size=1, max_size=2) as given["pool"]:
-            await app.handlers["orders"].function(message)
-            with pytest.raises(AlreadyHandled):
-                await app.handlers["orders"].function(message)
-        assert conn.execute("select order_id from parcel").fetchall() == [(42,)]
+    app.send_many("orders", [{**each, "key": f"order-{each['payload'] % 3}"} for each in numbered(30)])
+    assert drain(app) == {"done": 30}
+    assert effects(conn) == 3
 
 
-class TestInAWorker:
-    """What a handler sees of it: one line; the worker does the rest."""
+def test_replay_of_a_handled_message_resolves_its_letter(app: Bartleby, dsn: str, conn: Conn) -> None:
+    @app.handler("orders", retry={"max_attempts": 1})
+    def fulfil(message: Message) -> None:
+        with psycopg.connect(dsn) as connection:
+            app.mark_handled(message, connection)
+            connection.execute(EFFECT)
+        raise ConnectionError("the mail server is unavailable")  # after the commit
 
-    def test_redelivery_is_acked_without_a_second_effect(self, app: Bartleby, dsn: str, conn: Conn) -> None:
-        runs: list[int] = []
-
-        @app.handler("orders")
-        def fulfil(message: Message) -> None:
-            runs.append(message.id)
-            with psycopg.connect(dsn) as connection:
-                app.mark_handled(message, connection)
-                connection.execute(EFFECT)
-
-        handled_but_not_acked(app, conn, runs)
-        assert drain(app) == {"done": 1}
-        assert (len(runs), effects(conn)) == (2, 1)
-
-    @pytest.mark.parametrize("once", [True, "key"])
-    def test_handled_message_is_not_run_with_once(self, app: Bartleby, dsn: str, conn: Conn, once: Any) -> None:
-        runs: list[int] = []
-
-        @app.handler("orders", once=once)
-        async def fulfil(message: Message) -> None:
-            runs.append(message.id)
-            async with await psycopg.AsyncConnection.connect(dsn) as connection:
-                await app.amark_handled(message, connection, by="id" if once is True else "key")
-                await connection.execute(EFFECT)
-
-        handled_but_not_acked(app, conn, runs)
-        assert drain(app) == {"done": 1}
-        assert (len(runs), effects(conn)) == (1, 1)
-
-    def test_messages_of_one_key_in_one_claim_are_all_settled(self, app: Bartleby, dsn: str, conn: Conn) -> None:
-        @app.handler("orders", once="key")
-        def fulfil(message: Message) -> None:
-            with psycopg.connect(dsn) as connection:
-                app.mark_handled(message, connection, by="key")
-                connection.execute(EFFECT)
-
-        app.send_many("orders", [{"payload": n, "key": f"order-{n % 3}"} for n in range(30)])
-        assert drain(app) == {"done": 30}
-        assert effects(conn) == 3
-
-    def test_replay_of_a_handled_message_resolves_its_letter(self, app: Bartleby, dsn: str, conn: Conn) -> None:
-        @app.handler("orders", retry={"max_attempts": 1})
-        def fulfil(message: Message) -> None:
-            with psycopg.connect(dsn) as connection:
-                app.mark_handled(message, connection)
-                connection.execute(EFFECT)
-            raise ConnectionError("the mail server is unavailable")  # after the commit
-
-        app.send("orders", 1)
-        assert drain(app) == {"dead": 1}
-        [letter] = app.client.dead_letters("queue:orders")
-        app.client.replay([letter.message_id], actor="tester", reason="the mail server is back")
-        assert drain(app) == {"done": 1}
-        assert effects(conn) == 1
-        assert len(app.client.dead_letters("queue:orders")) == 0
-
-
-def handled_but_not_acked(app: Bartleby, conn: Conn, runs: list[int]) -> None:
-    """Run the handler of one message as a worker that is killed before the ack."""
-    app.send("orders", {"id": 42}, key="order-42")
-    message = redelivered(app, move_clock(conn).advance)
-    function = app.handlers["orders"].function
-    answer = function(message)
-    if answer is not None:
-        asyncio.run(answer)
-    assert (runs, effects(conn)) == ([message.id], 1)
+    sent = app.send("orders", 1)
+    assert drain(app) == {"dead": 1}
+    app.client.replay([sent], actor="tester", reason="the mail server is back")
+    assert drain(app) == {"done": 1}
+    assert (effects(conn), len(app.client.dead_letters("queue:orders"))) == (1, 0)

@@ -1,28 +1,18 @@
 """Operations of more than one call: bulk actions, exports, driving a plan, checking patched payloads."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
 import pytest
 
-from bartleby import (
-    Bartleby,
-    Client,
-    Failure,
-    InvalidArgument,
-    InvalidFilter,
-    Message,
-    Replay,
-    UnknownReplay,
-    WrongState,
-    operations,
-)
+import bartleby
+from bartleby import Bartleby, Client, Failure, Replay, operations
 from bartleby.evidence import ReplayId
-from bartleby.message import MessageId
 from bartleby.operations import Bulk, Operator
+from tests.kit.burying import bury, statuses
+from tests.kit.worker import handler_of, present
 
 
 @pytest.fixture
@@ -39,21 +29,6 @@ def operator(client: Client) -> Operator:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_CHUNK", "_PAGE"):
         monkeypatch.setattr(operations, name, 3)
-
-
-def bury(
-    client: Client, payloads: Sequence[object], queue: str = "orders", error_type: str = "KeyError"
-) -> list[MessageId]:
-    ids = client.send_many(queue, [{"payload": payload} for payload in payloads])
-    lease = client.claim(queue, "tester", limit=len(ids))
-    assert lease is not None
-    failures = [Failure(message.position, error_type, "'x'", fingerprint="f", verdict="dead") for message in lease]
-    client.fail(lease.id, failures)
-    return ids
-
-
-def statuses(client: Client, ids: Sequence[int]) -> list[str]:
-    return [fate.status for fate in sorted(client.fates(ids), key=lambda fate: fate.message_id)]
 
 
 def settle(client: Client, queue: str = "orders", *, dead: bool = False) -> int:
@@ -73,35 +48,22 @@ def started(client: Client, ids: Sequence[int], **options: Any) -> ReplayId:
     return replay_id
 
 
-class Seen:
-    """Remembers the progress that is reported; after the first report it calls `then`."""
-
-    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
-        self.reported: list[tuple[int, int]] = []
-        self._then = then
-
-    def __call__(self, done: int, total: int) -> None:
-        self.reported.append((done, total))
-        if len(self.reported) == 1:
-            self._then()
-
-
 def test_selection_is_frozen_and_bounded(client: Client, operator: Operator) -> None:
     ids = bury(client, range(4))
-    other = bury(client, range(2), error_type="ValueError")
+    other = bury(client, range(2), kind="ValueError")
     chosen = operator.choose("type:KeyError")
-    bury(client, range(2), error_type="TypeError")
+    bury(client, range(2), kind="TypeError")
     assert chosen == ids
     assert operator.choose("type:KeyError", most=4) == ids
-    with pytest.raises(InvalidArgument, match="more than 3 letters"):
+    with pytest.raises(bartleby.InvalidArgument, match="more than 3 letters"):
         operator.choose("type:KeyError", most=3)
     for empty in ("", "  ", "\t\n"):
-        with pytest.raises(InvalidArgument, match="empty filter") as caught:
+        with pytest.raises(bartleby.InvalidArgument, match="empty filter") as caught:
             operator.choose(empty)
         assert caught.value.hint
         assert operator.choose(empty, everything=True)[:6] == [*ids, *other]
     given = "queue:orders agee:>1h"
-    with pytest.raises(InvalidFilter) as wrong:
+    with pytest.raises(bartleby.InvalidFilter) as wrong:
         operator.choose(given)
     assert wrong.value.position == 14
     assert wrong.value.pointed(given).endswith("\n" + " " * 13 + "^")
@@ -110,7 +72,7 @@ def test_selection_is_frozen_and_bounded(client: Client, operator: Operator) -> 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_every_letter_comes_once_and_in_order(client: Client, operator: Operator) -> None:
-    ids: list[MessageId] = []
+    ids: list[int] = []
     for count in (0, 2, 1, 1, 3):  # pages have three letters
         ids += bury(client, range(count)) if count else []
         for sort in ("newest", "oldest", "id", "-id"):
@@ -130,13 +92,13 @@ def test_bulk_action_is_done_in_chunks_and_reports_refusals(
     ids = bury(client, range(7))
     assert operator.discard([], reason="spam") == Bulk(0, 0, 0, ())
     stop = threading.Event()
-    done = operator.discard(ids, reason="spam", on_progress=Seen(stop.set), stop=stop)
+    done = operator.discard(ids, reason="spam", on_progress=lambda *_: stop.set(), stop=stop)
     assert (done.changed, done.stopped) == (3, True)
     assert statuses(client, ids) == ["discarded"] * 3 + ["dead"] * 4
-    seen = Seen()
-    again = operator.discard(ids, reason="spam", on_progress=seen)
+    reported: list[tuple[int, int]] = []
+    again = operator.discard(ids, reason="spam", on_progress=lambda *each: reported.append(each))
     assert (again.changed, again.refusals, again.stopped) == (4, 3, False)
-    assert seen.reported == [(3, 7), (6, 7), (7, 7)]
+    assert reported == [(3, 7), (6, 7), (7, 7)]
     assert operator.restore(ids, reason="not spam") == Bulk(7, 7, 0, ())
     client.discard(ids[:1], actor="ben", reason="mine")
     operator.hold(ids[1:2], reason="evidence")
@@ -153,14 +115,6 @@ def test_bulk_action_is_done_in_chunks_and_reports_refusals(
     [line] = client.audit_log(limit=1)
     assert (line.actor, line.reason, line.request_id) == ("ana", "last", "r-1")
     assert client.verify_audit() == []
-
-
-def test_operator_may_be_part_of_a_transaction(client: Client, app: Bartleby) -> None:
-    ids = bury(client, range(3))
-    with psycopg.connect(app.settings.dsn or "") as connection:
-        assert Operator(client.using(connection), "ana").discard(ids, reason="spam").changed == 3
-        connection.rollback()
-    assert statuses(client, ids) == ["dead"] * 3
 
 
 def test_plan_is_driven_to_its_end(client: Client, operator: Operator) -> None:
@@ -181,7 +135,7 @@ def test_plan_is_driven_to_its_end(client: Client, operator: Operator) -> None:
     assert statuses(client, ids) == ["resolved"] * 5
     plan = operator.drive(started(client, bury(client, range(3))), outcomes=False)
     assert (plan.status, plan.replayed, plan.done) == ("settling", 3, 0)
-    with pytest.raises(UnknownReplay, match="99"):
+    with pytest.raises(bartleby.UnknownReplay, match="99"):
         operator.drive(99)
 
 
@@ -224,93 +178,71 @@ class Order:
     customer: str
 
 
+@dataclass
+class Picky:
+    id: int
+    customer: str
+
+    def __post_init__(self) -> None:
+        raise LookupError("never")
+
+
 @pytest.fixture
-def typed(app: Bartleby) -> Bartleby:
-    @app.handler("orders")
-    def fulfil(order: Order) -> None: ...
-
-    @app.handler("raw")
-    def take(message: Message) -> None: ...
-
-    app.client.create_queue("raw")
-    app.client.create_queue("unhandled")
-    return app
+def typed(dsn: str, client: Client) -> Iterator[Bartleby]:
+    app = Bartleby(dsn, redact=["hush-[0-9]+"])
+    for queue, kind in {"orders": Order, "picky": Picky, "raw": bartleby.Message}.items():
+        app.handler(queue)(handler_of(print, awaited=False, takes=kind))
+    for queue in ("picky", "raw", "unhandled"):
+        client.create_queue(queue)
+    yield app
+    app.client.close()
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_patched_payload_that_does_not_fit_its_handler_is_excluded(typed: Bartleby, operator: Operator) -> None:
-    client = typed.client
-    ids = bury(client, [{"id": 1}, {"id": "x"}, {"id": 3}, {"id": 4}, {}, {"id": None}, {"id": 7}, {"id": "y"}])
+def test_patched_payload_that_does_not_fit_its_handler_is_excluded(
+    typed: Bartleby, client: Client, operator: Operator
+) -> None:
+    payloads: list[Any] = [{"id": 1}, {"id": "x"}, {"id": 3}, {"id": 4}, {}, {"id": None}, {"id": 7}, {"id": "hush-42"}]
+    ids = bury(client, payloads)
     replay_id = drafted(client, ids)
-    seen = Seen()
-    checked = operator.check_patched(replay_id, typed.handlers, recorder=typed.recorder(), on_progress=seen)
+    reported: list[tuple[int, int]] = []
+    told: Any = {"recorder": typed.recorder(), "on_progress": lambda *each: reported.append(each)}
+    checked = operator.check_patched(replay_id, typed.handlers, **told)
     assert (checked.checked, checked.unchecked) == (8, 0)
-    assert seen.reported == [(3, 8), (6, 8), (8, 8)]
+    assert reported == [(3, 8), (6, 8), (8, 8)]
     assert set(checked.problems) == {ids[1], ids[4], ids[5], ids[7]}
     assert checked.problems[ids[1]] == "payload.id: expected int, not 'x'"
-    plan = operator.plan(replay_id)
-    assert plan.predictions == {"run": 4, "invalid": 4}
+    assert checked.problems[ids[7]] == "payload.id: expected int, not '***'", "secrets are hidden"
+    assert operator.plan(replay_id).predictions == {"run": 4, "invalid": 4}
     items = [each for page in operator.items(replay_id, predictions=["invalid"]) for each in page]
     assert {item.message_id: item.problem for item in items} == {
         each: f"invalid: {problem}" for each, problem in checked.problems.items()
     }
     assert operator.check_patched(replay_id, typed.handlers).problems == {}
     [line] = client.audit_log(action="replay.exclude")
-    assert line.after is not None
-    assert line.after["excluded"] == 4
-
-
-def test_excluded_items_are_skipped_and_stay_dead(typed: Bartleby, operator: Operator) -> None:
-    client = typed.client
-    ids = bury(client, [{"id": 1}, {"id": "x"}])
-    replay_id = drafted(client, ids)
-    operator.check_patched(replay_id, typed.handlers)
+    assert present(line.after)["excluded"] == 4
+    # excluded items are skipped and stay dead
     client.start_replay(replay_id, actor="ana", reason="fixed")
     plan = operator.drive(replay_id, on_progress=lambda _: settle(client))
-    assert (plan.status, plan.done, plan.skipped) == ("finished", 1, 1)
-    assert statuses(client, ids) == ["resolved", "dead"]
-    letter = client.dead_letter(ids[0])
-    assert letter is not None
+    assert (plan.status, plan.done, plan.skipped) == ("finished", 4, 4)
+    assert statuses(client, ids[:3]) == ["resolved", "dead", "resolved"]
+    letter = present(client.dead_letter(ids[0]))
     assert (letter.payload, letter.edited) == ({"id": 1}, {"id": 1, "customer": "unknown"})
     running = drafted(client, bury(client, [{"id": "x"}]), window=1)
     client.start_replay(running, actor="ana", reason="fixed")
-    with pytest.raises(WrongState, match="running"):
+    with pytest.raises(bartleby.WrongState, match="running"):
         operator.check_patched(running, typed.handlers)
 
 
-def test_payload_is_checked_by_a_typed_handler_of_its_target(typed: Bartleby, operator: Operator) -> None:
-    client = typed.client
+def test_payload_is_checked_by_a_typed_handler_of_its_target(
+    typed: Bartleby, client: Client, operator: Operator
+) -> None:
     for queue in ("raw", "unhandled"):
-        replay_id = drafted(client, bury(client, [{"id": "x"}], queue))
+        replay_id = drafted(client, bury(client, [{"id": "x"}], queue=queue))
         checked = operator.check_patched(replay_id, typed.handlers)
         assert (checked.checked, checked.unchecked, checked.problems) == (0, 1, {})
-    ids = bury(client, [{"id": "x"}], "raw")
-    replay_id = drafted(client, ids, to="orders")
-    assert set(operator.check_patched(replay_id, typed.handlers).problems) == set(ids)
-
-
-def test_secrets_are_redacted_in_problems(app: Bartleby, operator: Operator) -> None:
-    hidden = Bartleby(app.settings.dsn, redact=["hush-[0-9]+"])
-
-    @hidden.handler("orders")
-    def fulfil(order: Order) -> None: ...
-
-    replay_id = drafted(app.client, ids := bury(app.client, [{"id": "hush-42"}]))
-    checked = operator.check_patched(replay_id, hidden.handlers, recorder=hidden.recorder())
-    assert checked.problems == {ids[0]: "payload.id: expected int, not '***'"}
-
-
-def test_type_that_raises_any_error_is_a_problem_of_its_payload(app: Bartleby, operator: Operator) -> None:
-    @dataclass
-    class Picky:
-        id: int
-
-        def __post_init__(self) -> None:
-            raise LookupError("never")
-
-    @app.handler("orders")
-    def fulfil(order: Picky) -> None: ...
-
-    replay_id = app.client.plan_replay(ids=bury(app.client, [{"id": 1}]), actor="ana", reason="fixed")
-    [problem] = operator.check_patched(replay_id, app.handlers).problems.values()
-    assert "never" in problem
+    ids = bury(client, [{"id": "x"}], queue="raw")
+    assert set(operator.check_patched(drafted(client, ids, to="orders"), typed.handlers).problems) == set(ids)
+    # a type may raise any error
+    picky = drafted(client, bury(client, [{"id": 1}], queue="picky"))
+    assert "never" in str(operator.check_patched(picky, typed.handlers).problems)

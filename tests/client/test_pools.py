@@ -16,7 +16,7 @@ from bartleby.errors import NoConnection
 from bartleby.pooling import Pooled, rows
 from bartleby.surfaces.pools import Pools
 from bartleby.surfaces.watchdog import Watchdog
-from tests.kit.worker import until
+from tests.kit.worker import present, until
 
 WHO = Call("select current_user || ' ' || current_setting('statement_timeout')", (), scalar)
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -106,8 +106,7 @@ def test_pooler_that_cannot_be_noticed_can_be_declared(dsn: str, pools: Callable
 @pytest.mark.own_database
 def test_member_of_one_role_can_do_no_more(user: Callable[..., str], pools: Callable[..., Pools]) -> None:
     reading = pools(user("bartleby_reader"))
-    operator = reading.operator
-    assert operator is not None, "before the database has answered, nothing is ruled out"
+    operator = present(reading.operator)
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         operator.create_queue("orders")
     assert reading.operator is None

@@ -3,9 +3,7 @@
 import re
 import shutil
 import subprocess
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ from click.testing import CliRunner
 
 from bartleby import Client, NotInstalled, VersionMismatch, __version__, dev, schema
 from bartleby.surfaces.cli import cli
+from tests.kit.worker import present
 
 Conn = psycopg.Connection[tuple[Any, ...]]
-Waiting = Callable[[Callable[[], object]], None]
 EVERYTHING = """
 select format('%s %s', kind, name) from (
   select 'schema' as kind, nspname::text as name from pg_namespace where nspname = 'bartleby'
@@ -27,7 +25,6 @@ select format('%s %s', kind, name) from (
   union all select 'type', typname from pg_type where typnamespace = to_regnamespace('bartleby')
 ) as found
 """
-ROLES = "select rolname from pg_roles where rolname like 'bartleby\\_%' order by 1"
 
 
 @pytest.fixture
@@ -80,29 +77,6 @@ def has_column(conn: Conn, table: str, column: str) -> bool:
 pytestmark = pytest.mark.own_database
 
 
-def test_installing_again_keeps_everything(dsn: str, conn: Conn) -> None:
-    with Client(dsn) as client:
-        client.create_queue("orders", {"max_attempts": 3})
-        sent = client.send("orders", 1)
-        schema.install(conn)
-        schema.install(conn)
-        lease = client.claim("orders", "w")
-        assert lease is not None
-        assert [message.id for message in lease] == [sent]
-        assert client.drift() == [], "queues and their messages are not drift"
-    assert schema.installed_version(conn) == __version__
-
-
-def test_concurrent_installations_are_one(empty_dsn: str) -> None:
-    def install(_: int) -> str | None:
-        with psycopg.connect(empty_dsn, autocommit=True) as connection:
-            schema.install(connection)
-            return schema.installed_version(connection)
-
-    with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(install, range(4))) == [__version__] * 4
-
-
 def test_empty_database_has_no_version(empty: Conn) -> None:
     assert schema.installed_version(empty) is None
     with pytest.raises(NotInstalled, match="no schema of Bartleby") as caught:
@@ -128,8 +102,7 @@ def test_chain_of_steps_changes_tables_and_functions_in_order(dsn: str, conn: Co
         sent = client.send("orders", 1)
         assert schema.upgrade(conn, later.folder, "0.10.0") == ["0.1.0--0.2.0.sql", "0.2.0--0.10.0.sql"]
         assert client.version() == "0.10.0"
-        lease = client.claim("orders", "w")
-        assert lease is not None
+        lease = present(client.claim("orders", "w"))
         assert [message.id for message in lease] == [sent]
         assert client.drift() == []
     assert conn.execute("select bartleby.greet()").fetchone() == ("hello",)
@@ -172,61 +145,21 @@ def test_upgrade_that_is_impossible_changes_nothing(conn: Conn, later: NextVersi
     assert drift(conn) == []
 
 
-def test_upgrade_waits_for_an_open_sender(
-    dsn: str, connect: Callable[..., Conn], later: NextVersions, wait_for: Waiting, is_waiting: Callable[[], bool]
-) -> None:
-    later.add("0.1.0", "0.2.0", "alter table bartleby.log add column colour text;", GREET)
-    sender, upgrader = connect(autocommit=False), connect()
-    with Client(dsn) as client:
-        client.create_queue("orders")
-        sent = client.using(sender).send("orders", 1)
-        steps: list[str] = []
-        upgrade = threading.Thread(target=lambda: steps.extend(schema.upgrade(upgrader, later.folder, "0.2.0")))
-        upgrade.start()
-        wait_for(is_waiting)
-        sender.commit()
-        upgrade.join()
-        assert steps == ["0.1.0--0.2.0.sql"]
-        lease = client.claim("orders", "w")
-        assert lease is not None
-        assert [message.id for message in lease] == [sent]
-
-
-def test_upgrade_that_was_killed_half_way_can_be_run_again(
-    conn: Conn, connect: Callable[..., Conn], later: NextVersions, wait_for: Waiting, is_waiting: Callable[[], bool]
-) -> None:
+def test_concurrent_installations_and_upgrades_are_one(empty_dsn: str, later: NextVersions) -> None:
     later.add("0.1.0", "0.2.0", "alter table bartleby.queue add column colour text;", GREET)
-    later.add("0.2.0", "0.3.0", "lock table bartleby.log in access exclusive mode;")
-    blocker, victim = connect(autocommit=False), connect()
-    blocker.execute("select from bartleby.log")
-    caught: list[BaseException] = []
 
-    def upgrade() -> None:
-        try:
-            schema.upgrade(victim, later.folder, "0.3.0")
-        except psycopg.Error as error:
-            caught.append(error)
+    def install(_: int) -> list[str]:
+        with psycopg.connect(empty_dsn, autocommit=True) as connection:
+            schema.install(connection)
+            return []
 
-    thread = threading.Thread(target=upgrade)
-    thread.start()
-    wait_for(is_waiting)
-    conn.execute("select pg_terminate_backend(%s, 5000)", [victim.info.backend_pid])
-    thread.join()
-    blocker.rollback()
-    assert isinstance(caught[0], psycopg.OperationalError)
-    assert schema.installed_version(conn) == "0.1.0"
-    assert not has_column(conn, "queue", "colour")
-    assert schema.upgrade(conn, later.folder, "0.3.0") == ["0.1.0--0.2.0.sql", "0.2.0--0.3.0.sql"]
-    assert drift(conn) == []
+    def upgrade(_: int) -> list[str]:
+        with psycopg.connect(empty_dsn, autocommit=True) as connection:
+            return schema.upgrade(connection, later.folder, "0.2.0")
 
-
-def test_concurrent_upgrades_are_one(conn: Conn, connect: Callable[..., Conn], later: NextVersions) -> None:
-    later.add("0.1.0", "0.2.0", "alter table bartleby.queue add column colour text;", GREET)
-    connections = [connect() for _ in range(3)]
-    with ThreadPoolExecutor(3) as threads:
-        steps = list(threads.map(lambda each: schema.upgrade(each, later.folder, "0.2.0"), connections))
-    assert sorted(steps) == [[], [], ["0.1.0--0.2.0.sql"]]
-    assert schema.installed_version(conn) == "0.2.0"
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(install, range(4))) == [[]] * 4
+        assert sorted(threads.map(upgrade, range(4))) == [[], [], [], ["0.1.0--0.2.0.sql"]]
 
 
 def test_drift_is_listed_and_installing_again_restores_all_but_tables(conn: Conn) -> None:
@@ -253,32 +186,6 @@ def test_drift_is_listed_and_installing_again_restores_all_but_tables(conn: Conn
     assert drift(conn) == [("function version()", "changed")]
     assert schema.upgrade(conn) == []
     assert drift(conn) == []
-
-
-def test_uninstalling_leaves_only_the_roles(empty: Conn, empty_dsn: str, admin: Conn) -> None:
-    before = admin.execute(ROLES.encode()).fetchall()
-    schema.install(empty)
-    with Client(empty_dsn) as client:
-        client.create_queue("orders")
-        client.send("orders", 1)
-    schema.uninstall(empty)
-    assert empty.execute(EVERYTHING.encode()).fetchall() == []
-    # other databases of this server use the roles
-    assert admin.execute(ROLES.encode()).fetchall() == before
-    schema.uninstall(empty)
-    schema.install(empty)
-    assert schema.installed_version(empty) == __version__
-
-
-def test_last_uninstallation_of_a_server_removes_the_roles(scratch: Path) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="bartleby-test-", dir=scratch))
-    with dev.start(folder) as alone, psycopg.connect(alone.dsn, autocommit=True) as connection:
-        schema.install(connection)
-        assert connection.execute(ROLES.encode()).rowcount == 5
-        schema.uninstall(connection)
-        assert connection.execute(ROLES.encode()).rowcount == 0
-        assert connection.execute(EVERYTHING.encode()).fetchall() == []
-    shutil.rmtree(folder)
 
 
 def test_printed_sql_installs_through_the_driver_and_through_psql(empty: Conn, empty_dsn: str) -> None:

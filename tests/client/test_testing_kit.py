@@ -95,20 +95,12 @@ def seen(app: Bartleby) -> list[Any]:
     return payloads
 
 
-@pytest.fixture
-def shop(app: Bartleby, seen: list[Any]) -> Bartleby:
-    """The application with that handler."""
-    return app
-
-
-# drain
-
-
-def test_drain_runs_every_kind_of_handler_and_what_they_send(app: Bartleby) -> None:
+async def test_drain_runs_every_kind_of_handler_and_what_they_send(app: Bartleby) -> None:
     runs: list[Any] = []
 
     @app.handler("plain")
     def plain(order: dict[str, Any]) -> None:
+        assert app.client.workers() == [], "a test is not a worker that others see"
         runs.append(order)
         app.send("awaited", order["id"])
 
@@ -131,23 +123,31 @@ def test_drain_runs_every_kind_of_handler_and_what_they_send(app: Bartleby) -> N
     app.send("plain", {"id": 3})
     assert drain(app, queues=["awaited"]) == {}
     assert drain(app, queues=iter(["plain", "awaited", "batch"])) == {"done": 3}
-    with pytest.raises(NoHandler):
-        drain(app, queues=["nowhere"])
+    await app.asend("plain", {"id": 4})
+    fail_next(app, "awaited", RuntimeError("once"))
+    fail_next(app, "batch", RuntimeError("once"))
+    assert await adrain(app) == {"done": 3, "retried": 2}
+    assert runs[-3:] == [{"id": 4}, 4, [4]]
+    await app.async_client.close()
+    for refused in (lambda: drain(app, queues=["nowhere"]), lambda: fail_next(app, "nowhere", KeyError)):
+        with pytest.raises(NoHandler, match="'nowhere'"):
+            refused()
 
 
-@pytest.mark.parametrize("frozen", [True, False])
-def test_retries_take_no_time(shop: Bartleby, *, frozen: bool) -> None:
-    clock = Clock(shop.settings.dsn or "")
-    if frozen:
-        clock.freeze()
-    began = clock.now()
-    shop.send("orders", 1)
-    fail_next(shop, "orders", ConnectionError, times=2)
-    assert drain(shop) == {"retried": 2, "done": 1}
-    assert timedelta(days=3) <= clock.now() - began < timedelta(days=3, minutes=30)
-    shop.send("orders", 2)
-    fail_next(shop, "orders", Retry(after=timedelta(days=30)))
-    assert drain(shop) == {"retried": 1, "done": 1}
+def test_retries_take_no_time(app: Bartleby, seen: list[Any]) -> None:
+    clock = Clock(app.settings.dsn or "")
+    for frozen in (False, True):
+        if frozen:
+            clock.freeze()
+        began = clock.now()
+        app.send("orders", 1)
+        fail_next(app, "orders", ConnectionError, times=2)
+        assert drain(app) == {"retried": 2, "done": 1}
+        assert timedelta(days=3) <= clock.now() - began < timedelta(days=3, minutes=30)
+        app.send("orders", 2)
+        fail_next(app, "orders", Retry(after=timedelta(days=30)))
+        assert drain(app) == {"retried": 1, "done": 1}
+    assert seen == [1, 2] * 2
 
 
 def test_delayed_messages_wait_for_the_clock(app: Bartleby, seen: list[Any]) -> None:
@@ -177,7 +177,9 @@ def test_delayed_messages_wait_for_the_clock(app: Bartleby, seen: list[Any]) -> 
     assert drain(app) == {"done": 1}
 
 
-def test_drain_leaves_paused_queues_and_open_transactions_alone(app: Bartleby, seen: list[Any], database: str) -> None:
+def test_drain_leaves_paused_and_broken_queues_and_open_transactions_alone(
+    app: Bartleby, seen: list[Any], database: str
+) -> None:
     app.send("orders", 1)
     app.client.pause_queue("orders")
     assert drain(app) == {}
@@ -189,9 +191,6 @@ def test_drain_leaves_paused_queues_and_open_transactions_alone(app: Bartleby, s
         assert drain(app) == {"done": 1}
     assert drain(app) == {"done": 1}
     assert seen == [1, "there", "open"]
-
-
-def test_drain_leaves_a_queue_with_an_open_breaker_alone(app: Bartleby, seen: list[Any]) -> None:
     app.send_many("orders", [{"payload": n} for n in range(200)])
     with fail_next(app, "orders", ConnectionError("the shop is closed"), times=1_000):
         drain(app)
@@ -199,7 +198,7 @@ def test_drain_leaves_a_queue_with_an_open_breaker_alone(app: Bartleby, seen: li
         assert_dead(app, "orders", count=200)
     app.client.close_breaker("orders", actor="tester", reason="the shop is open")
     drain(app)
-    assert sorted(seen) == list(range(200))
+    assert sorted(seen[3:]) == list(range(200))
 
 
 def test_drain_that_never_becomes_idle_is_stopped(app: Bartleby) -> None:
@@ -211,25 +210,6 @@ def test_drain_that_never_becomes_idle_is_stopped(app: Bartleby) -> None:
     app.send("orders", 1)
     with pytest.raises(TimeoutError, match=r"not idle after 0\.5 s"):
         drain(app, timeout=0.5)
-
-
-async def test_drain_works_inside_a_running_event_loop(app: Bartleby) -> None:
-    runs: list[Any] = []
-
-    @app.handler("orders")
-    async def fulfil(message: Message) -> None:
-        runs.append(message.payload)
-        if message.payload < 3:
-            await app.asend("orders", message.payload + 1)
-
-    app.client.create_queue("orders")
-    await app.asend("orders", 1)
-    assert drain(app) == {"done": 3}
-    await app.asend("orders", 2)
-    assert await adrain(app) == {"done": 2}
-    assert drain(app) == {}
-    assert runs == [1, 2, 3, 2, 3]
-    await app.async_client.close()
 
 
 def test_database_that_is_not_a_test_database_keeps_its_clock(dsn: str, conn: Conn) -> None:
@@ -257,9 +237,6 @@ def test_database_that_is_not_a_test_database_keeps_its_clock(dsn: str, conn: Co
     assert conn.execute("select to_regnamespace('bartleby_testing')").fetchall() == [(None,)]
 
 
-# fail_next
-
-
 def test_failures_come_in_order_and_are_forgotten_at_the_end(app: Bartleby, seen: list[Any]) -> None:
     sent = app.send("orders", 1)
     first = fail_next(app, "orders", KeyError("x"))
@@ -281,58 +258,29 @@ def test_failures_come_in_order_and_are_forgotten_at_the_end(app: Bartleby, seen
     letters = assert_dead(app, "orders", count=2)
     assert [letter.attempts for letter in letters] == [3, 1]
     assert len({each.traceback for each in app.client.attempts(letters[0].message_id)}) == 1
-    with pytest.raises(NoHandler, match="'nowhere'"):
-        fail_next(app, "nowhere", KeyError)
 
 
-def test_awaited_handlers_and_batches_fail_too(app: Bartleby) -> None:
-    done: list[Any] = []
-
-    @app.handler("awaited")
-    async def awaited(message: Message) -> None:
-        done.append(message.payload)
-
-    @app.handler("batch", batch=5)
-    async def batch(messages: list[Message]) -> list[None]:
-        done.extend(message.payload for message in messages)
-        return [None for _ in messages]
-
-    for queue in ("awaited", "batch"):
-        app.client.create_queue(queue)
-        fail_next(app, queue, RuntimeError("once"))
-    app.send("awaited", 0)
-    app.send_many("batch", [{"payload": n} for n in (1, 2, 3)])
-    assert drain(app) == {"retried": 4, "done": 4}
-    assert sorted(done) == [0, 1, 2, 3]
-
-
-# assert_dead
-
-
-def test_dead_letters_are_chosen_and_listed(shop: Bartleby) -> None:
+def test_dead_letters_are_chosen_and_listed(app: Bartleby, seen: list[Any]) -> None:
     for error in (KeyError("customer"), psycopg.errors.UniqueViolation("twice"), Terminal("hopeless")):
-        shop.send("orders", 1, max_attempts=1)
-        fail_next(shop, "orders", error)
-        drain(shop)
+        app.send("orders", 1, max_attempts=1)
+        fail_next(app, "orders", error)
+        drain(app)
     wishes: list[tuple[dict[str, Any], list[int]]] = [
         ({}, [3, 2, 1]),
-        ({"count": 3}, [3, 2, 1]),
         ({"error_type": KeyError}, [1]),
         ({"error_type": "KeyError", "count": 1}, [1]),
         ({"error_type": psycopg.errors.UniqueViolation}, [2]),
-        ({"error_type": "UniqueViolation"}, [2]),
         ({"error_type": "psycopg.errors.UniqueViolation"}, [2]),
-        ({"error_type": Terminal, "reason": "terminal"}, [3]),
         ({"reason": "exhausted"}, [1]),
         ({"reason": "terminal"}, [3, 2]),
         ({"error_type": ValueError, "count": 0}, []),
     ]
     for wish, found in wishes:
-        assert [letter.message_id for letter in assert_dead(shop, "orders", **wish)] == found, wish
-    shop.send("orders", 2)
-    shop.send("orders", 3, delay=60)
+        assert [letter.message_id for letter in assert_dead(app, "orders", **wish)] == found, wish
+    app.send("orders", 2)
+    app.send("orders", 3, delay=60)
     with pytest.raises(AssertionError) as caught:
-        assert_dead(shop, "orders", error_type=ValueError, count=2, reason="exhausted")
+        assert_dead(app, "orders", error_type=ValueError, count=2, reason="exhausted")
     assert str(caught.value).splitlines() == [
         "expected 2 dead letters of ValueError for reason exhausted in queue 'orders', found none",
         "  3: bartleby.Terminal: hopeless (terminal after 1 attempt)",
@@ -342,13 +290,8 @@ def test_dead_letters_are_chosen_and_listed(shop: Bartleby) -> None:
         "  ready messages have not been run: drain(app) runs them",
         "  deferred messages wait for a retry or a delay: move the clock, or drain(app) in a test database",
     ]
-    with pytest.raises(AssertionError, match="expected 1 dead letter in queue 'orders', found 3"):
-        assert_dead(shop, "orders", count=1)
     with pytest.raises(UnknownQueue, match="there are: orders"):
-        assert_dead(shop, "order")
-
-
-# The clock and the databases
+        assert_dead(app, "order")
 
 
 def test_clock_stands_still_moves_by_hand_and_goes_on(database: str) -> None:
@@ -414,68 +357,48 @@ except AttributeError as error:
     assert (done.stdout, done.stderr) == ("module 'bartleby.testing' has no attribute 'nothing'\n", "")
 
 
-class TestProjectOfAUser:
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
     """The how-to, followed with nothing but the package."""
+    blocks = re.findall(r"```python\n(?:# (\S+\.py)\n)(.*?)```", HOWTO.read_text(), re.DOTALL)
+    assert [name for name, _ in blocks] == ["shop.py", "conftest.py", "test_shop.py"]
+    for name, text in blocks:
+        (tmp_path / name).write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    return tmp_path
 
-    @pytest.fixture
-    def project(self, tmp_path: Path) -> Path:
-        blocks = re.findall(r"```python\n(?:# (\S+\.py)\n)(.*?)```", HOWTO.read_text(), re.DOTALL)
-        assert [name for name, _ in blocks] == ["shop.py", "conftest.py", "test_shop.py"]
-        for name, text in blocks:
-            (tmp_path / name).write_text(text)
-        (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
-        return tmp_path
 
-    def test_how_to_is_true_with_the_embedded_postgresql(self, project: Path) -> None:
-        done = run_pytest(project, {"BARTLEBY_DSN": "postgresql://127.0.0.1:1/production"})
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "4 passed" in done.stdout
+def test_how_to_is_true_with_the_embedded_postgresql(project: Path) -> None:
+    done = run_pytest(project, {"BARTLEBY_DSN": "postgresql://127.0.0.1:1/production"})
+    assert (done.returncode, "4 passed" in done.stdout) == (0, True), done.stdout + done.stderr
 
-    def test_how_to_is_true_on_a_server_of_the_user(self, project: Path, server: dev.Server, admin: Conn) -> None:
-        (project / "test_more.py").write_text(MORE)
-        with (project / "conftest.py").open("a") as file:
-            file.write(LEFT_BEHIND)
-        before = databases(admin)
-        done = run_pytest(project, {"BARTLEBY_TEST_DSN": server.dsn}, "-n", "2")
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "10 passed" in done.stdout
-        # gone when the session ends, not later: a parallel run soon interrupts a process whose session has ended
-        assert [path.read_text() for path in project.glob("*.left")] == ["[]"] * 2, done.stdout + done.stderr
-        assert databases(admin) == before
 
-    def test_last_test_can_be_run_again(self, project: Path, server: dev.Server) -> None:
-        (project / "test_shop.py").write_text("def test_it(app):\n    assert app.send('orders', {'id': 1}) == 1\n")
-        with (project / "conftest.py").open("a") as file:
-            file.write(AGAIN)
-        done = run_pytest(project, {"BARTLEBY_TEST_DSN": server.dsn})
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "2 passed" in done.stdout
+def test_how_to_is_true_on_a_server_of_the_user(project: Path, server: dev.Server, admin: Conn) -> None:
+    (project / "test_more.py").write_text(MORE)
+    with (project / "conftest.py").open("a") as file:
+        file.write(LEFT_BEHIND)
+    before = databases(admin)
+    done = run_pytest(project, {"BARTLEBY_TEST_DSN": server.dsn}, "-n", "2")
+    assert (done.returncode, "10 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+    # gone when the session ends, not later: a parallel run soon interrupts a process whose session has ended
+    assert [path.read_text() for path in project.glob("*.left")] == ["[]"] * 2, done.stdout + done.stderr
+    assert databases(admin) == before
 
-    def test_failing_test_says_why(self, project: Path, server: dev.Server, admin: Conn) -> None:
-        (project / "test_shop.py").write_text(
-            "from bartleby.testing import assert_dead, drain\n\n\n"
-            "def test_wrong(app):\n    drain(app)\n    app.send('orders', {'id': 1})\n    assert_dead(app, 'orders')\n"
-        )
-        before = databases(admin)
-        done = run_pytest(project, {"BARTLEBY_TEST_DSN": server.dsn})
-        assert done.returncode == 1, done.stdout + done.stderr
-        assert "expected dead letters in queue 'orders', found none" in done.stdout
-        assert "drain(app) runs them" in done.stdout
-        assert databases(admin) == before
+
+def test_last_test_can_be_run_again(project: Path, server: dev.Server) -> None:
+    (project / "test_shop.py").write_text("def test_it(app):\n    assert app.send('orders', {'id': 1}) == 1\n")
+    with (project / "conftest.py").open("a") as file:
+        file.write(AGAIN)
+    done = run_pytest(project, {"BARTLEBY_TEST_DSN": server.dsn})
+    assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 def run_pytest(project: Path, environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("BARTLEBY", "PYTEST", "PG"))}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(project), *options]
-    options_of_asyncio = ["-o", "asyncio_default_fixture_loop_scope=function"]
-    return subprocess.run(
-        [*command, *options_of_asyncio, *WITHOUT_PLUGINS],
-        cwd=project,
-        env={**kept, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command += ["-o", "asyncio_default_fixture_loop_scope=function", *WITHOUT_PLUGINS]
+    kept.update(environment)
+    return subprocess.run(command, cwd=project, env=kept, capture_output=True, text=True, check=False)
 
 
 def databases(admin: Conn) -> list[tuple[Any, ...]]:

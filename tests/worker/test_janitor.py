@@ -12,7 +12,7 @@ from bartleby import janitor as upkeep
 from bartleby.config import Settings
 from bartleby.janitor import DUTY, Janitor
 from tests.kit.clock import move_clock
-from tests.kit.worker import Conn, Told, row, sessions, until, working
+from tests.kit.worker import Conn, Told, present, row, sessions, until, working
 
 
 @pytest.fixture
@@ -40,8 +40,7 @@ def test_one_of_three_workers_has_the_duty_and_leaves_it_when_it_stops(
 ) -> None:
     with working(app) as one, working(app) as two, working(app) as three:
         names = {each.worker.name: each for each in (one, two, three)}
-        first = until(lambda: holder(conn))
-        assert first is not None
+        first = present(until(lambda: holder(conn)))
         until(lambda: len(sessions(conn, "janitor")) == 3)
         assert holder(conn) == first
         names[first].end()
@@ -86,8 +85,7 @@ async def test_round_reaps_turns_tallies_regroups_and_prunes(dsn: str, conn: Con
     with Client(dsn) as client:
         client.create_queue("orders", {"retention": "1 second"})
         client.send_many("orders", [{"payload": {"country": each}} for each in "deee"])
-        lease = client.claim("orders", "tester", limit=4)
-        assert lease is not None
+        lease = present(client.claim("orders", "tester", limit=4))
         client.fail(lease.id, [Failure(each.position, "KeyError", "'x'", verdict="dead") for each in lease])
         [group] = client.groups()
         client.split_group(group.id, "payload.country", "e", actor="ana", reason="another bug")
