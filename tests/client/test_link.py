@@ -12,9 +12,8 @@ from bartleby.calls import Call
 from bartleby.config import Settings
 from bartleby.link import Link
 from tests.kit.proxy import Proxy, proxied
-from tests.kit.worker import Told, row, state, until
+from tests.kit.worker import Conn, Told, row, state, until
 
-Conn = psycopg.Connection[tuple[Any, ...]]
 Links = Callable[..., Link]
 PID: Call[int] = Call("select pg_backend_pid()", (), lambda rows: int(rows[0][0]))
 LONG: Call[str] = Call("select pg_sleep(100)::text", (), lambda rows: str(rows[0][0]))
@@ -40,12 +39,15 @@ def proxy(server: dev.Server) -> Iterator[Proxy]:
         yield made
 
 
-async def until_busy(conn: Conn, pid: int) -> None:
-    """Wait until a backend is at its statement."""
+async def busy(link: Link, conn: Conn) -> asyncio.Task[str]:
+    """Begin a long statement, and wait until the backend is at it."""
     query = "select state = 'active' and wait_event is not null from pg_stat_activity where pid = %s"
+    pid = await link.run(PID)
+    running = asyncio.create_task(link.run(LONG))
     async with asyncio.timeout(30):
         while not row(conn, query, pid):  # noqa: ASYNC110 - the server sets no event of ours
             await asyncio.sleep(0.002)
+    return running
 
 
 async def test_neither_a_statement_nor_a_connection_outlasts_the_deadline(
@@ -67,42 +69,23 @@ async def test_neither_a_statement_nor_a_connection_outlasts_the_deadline(
         await links(proxy.dsn(dsn), deadline=0.2).run(PID)
 
 
-async def test_cancelled_statement_costs_its_connection_and_stays_cancelled(links: Links, conn: Conn) -> None:
-    made = links()
-    before = await made.run(PID)
-    running = asyncio.create_task(made.run(LONG))
-    await until_busy(conn, before)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert await made.run(PID) != before
-
-
-async def test_cancellation_is_kept_though_the_connection_breaks_meanwhile(links: Links, conn: Conn) -> None:
-    """psycopg asks the server to cancel, waits for it, and then raises the error that came instead."""
-    made = links()
-    pid = await made.run(PID)
-    running = asyncio.create_task(made.run(LONG))
-    await until_busy(conn, pid)
-    running.cancel()
-    made.abort()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-
-
-async def test_cancelled_statement_does_not_wait_for_a_server_that_hangs(
-    links: Links, proxy: Proxy, conn: Conn, dsn: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("meanwhile", ["nothing", "the connection breaks", "the server hangs"])
+async def test_cancelled_statement_costs_its_connection_and_stays_cancelled(
+    links: Links, proxy: Proxy, conn: Conn, dsn: str, *, caplog: pytest.LogCaptureFixture, meanwhile: str
 ) -> None:
-    """psycopg would ask it to cancel for five seconds, and log that this failed."""
+    """psycopg asks the server to cancel, for five seconds, and then raises and logs the error that came instead."""
     made = links(proxy.dsn(dsn))
-    pid = await made.run(PID)
-    running = asyncio.create_task(made.run(LONG))
-    await until_busy(conn, pid)
-    proxy.mode = "blackhole"
+    before = await made.run(PID)
+    running = await busy(made, conn)
+    if meanwhile == "the server hangs":
+        proxy.mode = "blackhole"
     running.cancel()
+    if meanwhile == "the connection breaks":
+        made.abort()
     with pytest.raises(asyncio.CancelledError):
         await running
     proxy.mode = "pass"
+    assert await made.run(PID) != before
     logged = [each.message for each in caplog.records if each.name == "psycopg"]
     assert [each for each in logged if not each.startswith("query cancellation interrupted")] == []
 
@@ -158,8 +141,7 @@ async def test_abort_ends_what_runs_and_logs_nothing(links: Links, conn: Conn, t
     pid = await made.run(PID)
     made.abort()
     assert await made.run(PID) == pid, "an idle connection is left alone"
-    running = asyncio.create_task(made.run(LONG))
-    await until_busy(conn, pid)
+    running = await busy(made, conn)
     made.abort()
     with pytest.raises(psycopg.OperationalError):
         await running

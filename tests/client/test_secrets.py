@@ -4,24 +4,12 @@ from dataclasses import dataclass, make_dataclass
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
-import psycopg
 import pydantic
 
 from bartleby import Bartleby, Message
-from tests.kit.worker import Told, drain, row
+from tests.kit.worker import Conn, Told, drain, handler_of, row
 
-Conn = psycopg.Connection[tuple[Any, ...]]
 SECRET = "hunter2secret"
-
-
-def everything_known(conn: Conn, told: Told) -> str:
-    """Return what was stored and logged about failures, without the payload itself."""
-    stored = [
-        row(conn, f"select coalesce(jsonb_agg(to_jsonb(t) - 'payload'), '[]')::text from bartleby.{table} t")
-        for table in ("attempts", "dead_letters", "groups", "events")
-    ]
-    logged = [f"{record.getMessage()} {vars(record)}" for record in told.records]
-    return "\n".join([*stored, *logged])
 
 
 SECRET_NAMES = [
@@ -71,6 +59,10 @@ MISFITS: list[tuple[Any, object]] = [
 ]
 
 
+def raise_secret(_: Message) -> None:
+    raise ValueError(f"refused token : abcdefghijklmnop.qrst, token={SECRET}")
+
+
 def test_value_that_does_not_fit_is_not_shown_under_a_secret_name(app: Bartleby, conn: Conn, told: Told) -> None:
     named: list[tuple[Any, object]] = [
         (make_dataclass("Login", [("user", str), (name, int)]), {"user": "ana", name: SECRET}) for name in SECRET_NAMES
@@ -78,11 +70,7 @@ def test_value_that_does_not_fit_is_not_shown_under_a_secret_name(app: Bartleby,
     shown = (make_dataclass("Order", [("number", int)]), {"number": "three"})
     cases = [*MISFITS, *named, shown]
     for number, (kind, payload) in enumerate(cases):
-
-        def handle(order: Any) -> None: ...
-
-        handle.__annotations__["order"] = kind
-        app.handler(f"q{number}")(handle)
+        app.handler(f"q{number}")(handler_of(print, awaited=False, takes=kind))
         app.client.create_queue(f"q{number}")
         app.send(f"q{number}", payload)
     assert drain(app) == {"dead": len(cases)}
@@ -93,26 +81,12 @@ def test_value_that_does_not_fit_is_not_shown_under_a_secret_name(app: Bartleby,
         assert str(letter.error).startswith("payload"), letter.queue
         assert letter.traceback is None, "it would be of our own frames"
     assert found[f"q{len(cases) - 1}"].error == "payload.number: expected int, not 'three'"
-    assert SECRET not in everything_known(conn, told)
-
-
-def test_token_in_an_exception_is_hidden_unless_it_is_one_of_a_parser(app: Bartleby, conn: Conn, told: Told) -> None:
-    hidden = [
-        "token: abcdefghijklmnop",
-        "refused token : abcdefghijklmnop.qrst",
-        "Token: abcdefghijklmnop",
-        "token=abcdefghijklmnop",
-        "{'token': 'abcdefghijklmnop'}",
-    ]
-    shown = ["Unexpected token: foo", "unexpected token: identifier", "3 tokens: 5"]
-
-    def handle(message: Message) -> None:
-        raise ValueError(message.payload)
-
-    app.handler("orders", retry={"max_attempts": 1})(handle)
-    sent = [app.send("orders", text) for text in (*hidden, *shown)]
-    assert drain(app) == {"dead": len(sent)}
-    assert "abcdefghijklmnop" not in everything_known(conn, told)
-    errors = [row(conn, "select error from bartleby.dead_letters where message_id = %s", each) for each in sent]
-    assert [("***" in error) for error in errors] == [True] * len(hidden) + [False] * len(shown)
-    assert errors[len(hidden) :] == shown
+    # also what a handler raises is neither stored nor logged, except for the payload itself
+    app.handler("orders", retry={"max_attempts": 1})(handler_of(raise_secret, awaited=True))
+    app.send("orders", 1)
+    assert drain(app) == {"dead": 1}
+    known = [f"{record.getMessage()} {vars(record)}" for record in told.records]
+    for table in ("attempts", "dead_letters", "groups", "events"):
+        query = f"select coalesce(jsonb_agg(to_jsonb(t) - 'payload'), '[]')::text from bartleby.{table} t"
+        known += [row(conn, query)]
+    assert [text in str(known) for text in ("refused token", "abcdefghijklmnop", SECRET)] == [True, False, False]
