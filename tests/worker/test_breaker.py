@@ -84,17 +84,6 @@ def test_outage_costs_no_attempts_and_ends_when_probes_succeed(  # noqa: PLR0915
     assert row(conn, charged) <= 1
 
 
-def test_failures_while_it_is_open_are_not_charged_and_the_rule_says_why(app: Bartleby, conn: Conn) -> None:
-    app.handler("orders", retry={"max_attempts": 1})(handler_of(Bank().ask, awaited=True))
-    send(app, 60)
-    with working(app) as running:
-        until(lambda: queue_of(app).breaker == "open" and running.worker.counts["retried"] >= 10)
-        running.end()
-    # max_attempts is 1: only what failed before there was evidence enough may have died
-    assert state(conn)[3] <= 9
-    assert row(conn, "select bool_or(rule like '%%not charged: the breaker is open%%') from bartleby.attempts")
-
-
 def test_bad_messages_open_nothing(app: Bartleby, conn: Conn) -> None:
     """Three bad ones among many good, terminal errors, unfit payloads, and an outage where the breaker is off."""
 

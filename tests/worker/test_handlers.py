@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import functools
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -274,50 +273,19 @@ def test_context_variables_do_not_leak_into_the_next_message(app: Bartleby) -> N
     assert set(found) == {0}
 
 
-# Limits
-
-
-WHICH: Any = {"handler": {"concurrency": 3}, "batch": {"concurrency": 3, "batch": 5}, "worker": {}}
-
-
-class Crowd:
-    """Counts how many handlers of a queue run at once; each waits until `size` of them have met."""
-
-    def __init__(self, size: int) -> None:
-        self._lock, self._full = threading.Lock(), threading.Event()
-        self._size = size
-        self._inside = self.most = 0
-
-    def plain(self, given: Message) -> object:
-        self._change(1)
-        assert self._full.wait(LONG)
-        self._change(-1)
-        return outcomes(given)
-
-    async def awaited(self, given: Message) -> object:
-        self._change(1)
-        assert await asyncio.to_thread(self._full.wait, LONG)
-        self._change(-1)
-        return outcomes(given)
-
-    def _change(self, by: int) -> None:
-        with self._lock:
-            self._inside += by
-            self.most = max(self.most, self._inside)
-            if self._inside == self._size:
-                self._full.set()
-
-
 def test_concurrency_of_the_handler_goes_before_that_of_the_worker(app: Bartleby) -> None:
-    crowds = {f"{which}_{how}": Crowd(3 if which != "worker" else 2) for which in WHICH for how in ("plain", "async")}
-    for queue, crowd in crowds.items():
-        function: Any = crowd.awaited if "async" in queue else crowd.plain
-        options: dict[str, Any] = WHICH[queue.partition("_")[0]]
-        app.handler(queue, **options)(function)
-        app.client.create_queue(queue)
-        app.send_many(queue, numbered(30))
-    assert drain(app, concurrency=2) == {"done": 30 * len(crowds)}
-    assert [crowd.most for crowd in crowds.values()] == [3, 3, 3, 3, 2, 2]
+    for awaited in (0, 1):
+        app.handler(f"own{awaited}", concurrency=3)(handler_of(print, awaited=bool(awaited)))
+        app.handler(f"all{awaited}")(handler_of(print, awaited=bool(awaited)))
+    with working(app, concurrency=2) as running:
+        lanes = running.worker._shared.holding.lanes
+        until(lambda: len(lanes) == 4)
+        assert {queue: lane.concurrency for queue, lane in lanes.items()} == {
+            "own0": 3,
+            "all0": 2,
+            "own1": 3,
+            "all1": 2,
+        }
 
 
 # Timeouts

@@ -16,7 +16,7 @@ from bartleby.evidence import ReplayId
 from bartleby.message import MessageId
 from bartleby.pacing import LARGEST, Stride, pause
 from bartleby.replaying import DUTY, Replayer
-from tests.kit.worker import Conn, Told, handler_of, present, sessions, until, working
+from tests.kit.worker import Conn, Told, present, sessions, until
 
 BY: Any = {"actor": "ana", "reason": "fixed"}
 
@@ -96,15 +96,6 @@ async def test_one_of_two_replayers_runs_plans_and_the_other_takes_over(dsn: str
             assert len(told.of("replay.taken")) <= 1
         await first.aclose()
         await eventually(lambda: client.on_duty(DUTY) == "second")
-    assert client.on_duty(DUTY) is None
-
-
-def test_every_worker_runs_plans(app: Bartleby, client: Client) -> None:
-    app.handler("orders")(handler_of(lambda _: None, awaited=True))
-    replay_id = started(client, bury(client, 1))
-    with working(app) as worker:
-        until(lambda: status(client, replay_id) == "finished")
-        assert client.on_duty(DUTY) == worker.worker.name
     assert client.on_duty(DUTY) is None
 
 

@@ -78,22 +78,6 @@ def test_lane_whose_waiting_messages_are_gone_claims_again(app: Bartleby, conn: 
 # Until idle
 
 
-def test_until_idle_waits_for_what_is_due_soon_and_not_for_tomorrow(app: Bartleby, conn: Conn) -> None:
-    seen: list[object] = []
-
-    @app.handler("orders", retry={"backoff": "fixed", "base": 0.6})
-    async def handle(message: Message) -> None:
-        seen.append((message.payload, message.attempt))
-        if message.attempt == 1:
-            raise ValueError
-
-    app.send("orders", "now")
-    app.send("orders", "tomorrow", delay=86400)
-    assert drain(app) == {"retried": 1, "done": 1}
-    assert seen == [("now", 1), ("now", 2)]
-    assert state(conn) == (0, 0, 1, 0)
-
-
 def test_until_idle_waits_for_what_a_running_handler_sends(app: Bartleby, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both queues were found empty, more than once, while the handler ran."""
     plain, looks = Link.run, Counter[Any]()

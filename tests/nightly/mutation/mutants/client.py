@@ -19,7 +19,7 @@ MUTANTS = [
         "calls.py",
         "_seconds(value) if isinstance(value, timedelta) else plain(value)",
         "_seconds(value) if isinstance(value, timedelta) else value",
-        "tests/client/test_typed_sending.py",
+        "tests/worker/test_handlers.py::test_any_callable_takes_the_message_or_the_payload_by_its_type",
     ),
     Mutant(
         "the session is opened without its request",
@@ -100,7 +100,7 @@ MUTANTS = [
         "operating.py",
         'raise InvalidPolicy(str(error).replace("message", "policy"), hint=error.hint) from None',
         "raise",
-        f"{CLIENT}::test_refusals_have_their_class_and_hint",
+        f"{CLIENT}::test_bad_input_is_an_error_of_ours_and_changes_nothing",
     ),
     Mutant(
         "an asynchronous pool keeps the isolation level of the role",

@@ -22,7 +22,7 @@ MUTANTS = [
         "handlers.py",
         '        or inspect.iscoroutinefunction(getattr(function, "__call__", None)),',
         "        or False,",
-        "tests/worker/test_handlers.py::test_any_callable_takes_the_payload_by_its_type",
+        "tests/worker/test_handlers.py::test_any_callable_takes_the_message_or_the_payload_by_its_type",
     ),
     Mutant(
         "a generator function is accepted as a handler",
@@ -43,7 +43,7 @@ MUTANTS = [
         "lanes.py",
         "(wait := self._pace.wait()):\n                await asyncio.sleep(wait)\n",
         "(wait := self._pace.wait()) > 60:\n                await asyncio.sleep(wait)\n",
-        "tests/worker/test_handlers.py::test_rate_is_not_exceeded",
+        "tests/worker/test_worker.py::test_lane_whose_waiting_messages_are_gone_claims_again",
     ),
     Mutant(
         "room of a lane ignores the size of batches",
@@ -99,7 +99,7 @@ MUTANTS = [
         "worker.py",
         "        self._shared.stopping.set()\n        self._shared.listener.wake_all()",
         "        self._told = True\n        self._shared.stopping.set()\n        self._shared.listener.wake_all()",
-        "tests/worker/test_presence.py::test_drain_and_one_stop_cut_no_handler_short",
+        "tests/worker/test_presence.py::test_drained_worker_finishes_what_runs_and_stops",
     ),
     Mutant(
         "solo message starts though its lease was given up",
