@@ -143,7 +143,8 @@ def test_bad_queue_names_are_refused_and_unknown_everywhere(client: Client) -> N
         calls: list[Callable[[str], object]] = [client.pause_queue, client.resume_queue, client.drop_queue]
         calls += [lambda name: client.send(name, 1), lambda name: client.send_many(name, [{"payload": 1}])]
         calls += [lambda name: client.claim(name, "w"), lambda name: client.configure_queue(name, {})]
-        for call in (*calls, lambda name: client.idle(name, 1)):
+        calls += [lambda name: client.idle(name, 1)]
+        for call in calls:
             with pytest.raises(bartleby.UnknownQueue, match="unknown queue") as unknown:
                 call(name)
             assert len(str(unknown.value)) < 200

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +120,13 @@ async def test_awaited_mark_without_a_transaction_is_refused(app: Bartleby, dsn:
 # The code of the how-to, with what it takes for granted
 
 
-def check_block(app: Bartleby, block: str, conn: Conn, **given: Any) -> None:
+def check_block(app: Bartleby, block: str, conn: Conn, run: Callable[[Any], object] = bool, **given: Any) -> None:
     conn.execute("create table parcel (id bigint generated always as identity, order_id bigint)")
     exec(BLOCKS[block], {"app": app, "Message": Message, **given})  # noqa: S102 - the text is ours
     message, function = killed_before_its_ack(app, conn), app.handlers["orders"].function
-    function(message)
+    run(function(message))
     with pytest.raises(AlreadyHandled):
-        function(message)
+        run(function(message))
     assert conn.execute("select order_id from parcel").fetchall() == [(42,)]
 
 
@@ -165,9 +165,7 @@ def test_how_to_with_asyncpg(app: Bartleby, conn: Conn, dsn: str) -> None:
             return await asyncpg.create_pool(dsn, min_size=1, max_size=2)
 
         pool = loop.run(open_pool())
-        handler = app.handler
-        app.handler = lambda queue: lambda function: handler(queue)(lambda message: loop.run(function(message)))  # type: ignore[assignment]
-        check_block(app, "asyncpg", conn, pool=pool)
+        check_block(app, "asyncpg", conn, loop.run, pool=pool)
         loop.run(pool.close())
 
 

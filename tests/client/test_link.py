@@ -39,15 +39,12 @@ def proxy(server: dev.Server) -> Iterator[Proxy]:
         yield made
 
 
-async def busy(link: Link, conn: Conn) -> asyncio.Task[str]:
-    """Begin a long statement, and wait until the backend is at it."""
+async def until_busy(conn: Conn, pid: int) -> None:
+    """Wait until a backend is at its statement."""
     query = "select state = 'active' and wait_event is not null from pg_stat_activity where pid = %s"
-    pid = await link.run(PID)
-    running = asyncio.create_task(link.run(LONG))
     async with asyncio.timeout(30):
         while not row(conn, query, pid):  # noqa: ASYNC110 - the server sets no event of ours
             await asyncio.sleep(0.002)
-    return running
 
 
 async def test_neither_a_statement_nor_a_connection_outlasts_the_deadline(
@@ -76,7 +73,8 @@ async def test_cancelled_statement_costs_its_connection_and_stays_cancelled(
     """psycopg asks the server to cancel, for five seconds, and then raises and logs the error that came instead."""
     made = links(proxy.dsn(dsn))
     before = await made.run(PID)
-    running = await busy(made, conn)
+    running = asyncio.create_task(made.run(LONG))
+    await until_busy(conn, before)
     if meanwhile == "the server hangs":
         proxy.mode = "blackhole"
     running.cancel()
@@ -141,7 +139,8 @@ async def test_abort_ends_what_runs_and_logs_nothing(links: Links, conn: Conn, t
     pid = await made.run(PID)
     made.abort()
     assert await made.run(PID) == pid, "an idle connection is left alone"
-    running = await busy(made, conn)
+    running = asyncio.create_task(made.run(LONG))
+    await until_busy(conn, pid)
     made.abort()
     with pytest.raises(psycopg.OperationalError):
         await running

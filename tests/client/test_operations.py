@@ -104,7 +104,7 @@ def test_bulk_action_is_done_in_chunks_and_reports_refusals(
     operator.hold(ids[1:2], reason="evidence")
     some = operator.discard([*ids[:4], 999, ids[3]], reason="spam")
     assert (some.asked, some.changed, some.refusals, some.stopped) == (5, 2, 3, False)
-    refused = {each.message_id: each.told for each in some.refused}
+    refused = {int(each.message_id): each.told for each in some.refused}
     assert set(refused) == {ids[0], ids[1], 999}
     assert ("ben" in refused[ids[0]], "evidence" in refused[ids[1]]) == (True, True)
     assert operator.hold(ids[1:2], reason="over", on=False).changed == 1
@@ -211,8 +211,9 @@ def test_patched_payload_that_does_not_fit_its_handler_is_excluded(
     assert (checked.checked, checked.unchecked) == (8, 0)
     assert reported == [(3, 8), (6, 8), (8, 8)]
     assert set(checked.problems) == {ids[1], ids[4], ids[5], ids[7]}
-    assert checked.problems[ids[1]] == "payload.id: expected int, not 'x'"
-    assert checked.problems[ids[7]] == "payload.id: expected int, not '***'", "secrets are hidden"
+    problems = {int(each): problem for each, problem in checked.problems.items()}
+    assert problems[ids[1]] == "payload.id: expected int, not 'x'"
+    assert problems[ids[7]] == "payload.id: expected int, not '***'", "secrets are hidden"
     assert operator.plan(replay_id).predictions == {"run": 4, "invalid": 4}
     items = [each for page in operator.items(replay_id, predictions=["invalid"]) for each in page]
     assert {item.message_id: item.problem for item in items} == {

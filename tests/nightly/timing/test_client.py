@@ -19,7 +19,8 @@ from bartleby.calls import Call
 from bartleby.config import Settings
 from bartleby.link import Link
 from tests.client.test_dev import kill_without_reaping, query
-from tests.client.test_link import LONG, PID, Conn, until_busy
+from tests.client.test_link import LONG, PID, until_busy
+from tests.kit.worker import Conn
 
 
 @pytest.fixture
