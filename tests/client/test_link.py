@@ -71,7 +71,7 @@ async def test_cancelled_statement_costs_its_connection_and_stays_cancelled(
     links: Links, proxy: Proxy, conn: Conn, dsn: str, *, caplog: pytest.LogCaptureFixture, meanwhile: str
 ) -> None:
     """psycopg asks the server to cancel, for five seconds, and then raises and logs the error that came instead."""
-    made = links(proxy.dsn(dsn))
+    made = links(proxy.dsn(dsn) if meanwhile == "the server hangs" else dsn)
     before = await made.run(PID)
     running = asyncio.create_task(made.run(LONG))
     await until_busy(conn, before)

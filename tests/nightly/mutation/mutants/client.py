@@ -187,13 +187,6 @@ MUTANTS = [
         "tests/relay/test_relay.py::test_sink_says_when_to_retry",
     ),
     Mutant(
-        "a cancellation is lost if the connection breaks meanwhile",
-        "link.py",
-        "                raise asyncio.CancelledError from error",
-        "                raise",
-        "tests/client/test_link.py::test_cancelled_statement_costs_its_connection_and_stays_cancelled",
-    ),
-    Mutant(
         "evidence with a NUL is refused",
         "message.py",
         'return str(text).encode(errors="replace").decode().replace("\\0", "\\ufffd")',
