@@ -1,10 +1,8 @@
 """Fixtures of the command line: a client with a queue, and a terminal inside the test's own process."""
 
 import io
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +11,28 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from bartleby import Client
+from bartleby import Bartleby, Client
 from bartleby.surfaces.cli import main
-from tests.kit.answering import END_OF_INPUT, INTERRUPT
+from tests.kit.answering import END_OF_INPUT, INTERRUPT, Answer, Talk, plain
 from tests.kit.commands import STEERING, Done
+from tests.kit.replay import Shop
 
-Answer = str | Callable[[], str]
 Conn = psycopg.Connection[tuple[Any, ...]]
 Run = Callable[..., Done]
+Terminal = Callable[..., Talk]
 
 
 @pytest.fixture
 def client(dsn: str) -> Iterator[Client]:
-    """A client of a database with a queue `orders`."""
+    """A client of a database with a queue `orders`, where a message has one attempt."""
     with Client(dsn) as opened:
-        opened.create_queue("orders")
+        opened.create_queue("orders", {"max_attempts": 1}, actor="ana", reason="a shop")
         yield opened
+
+
+@pytest.fixture
+def shop(app: Bartleby, client: Client) -> Shop:
+    return Shop(app, client)
 
 
 @pytest.fixture
@@ -46,22 +50,6 @@ def login(conn: Conn, dsn: str) -> Iterator[Callable[..., str]]:
     yield make
     for name in made:
         conn.execute(f"drop owned by {name}; drop role {name}".encode())
-
-
-@dataclass
-class Screen:
-    """What a terminal showed, without colours, and how the command ended."""
-
-    code: int = 0
-    text: str = ""
-    asked: list[str] = field(default_factory=list)
-
-    @property
-    def lines(self) -> list[str]:
-        return [line.strip() for line in self.text.splitlines() if line.strip()]
-
-
-Terminal = Callable[..., Screen]
 
 
 class Keyboard(io.StringIO):
@@ -98,8 +86,8 @@ def terminal(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Termi
     monkeypatch.setenv("BARTLEBY_DSN", dsn)
     monkeypatch.setenv("TERM", "xterm")
 
-    def run(*words: str, answers: Sequence[Answer] = (), columns: int = 80) -> Screen:
-        screen = Screen()
+    def run(*words: str, answers: Sequence[Answer] = (), columns: int = 80) -> Talk:
+        screen = Talk()
         monkeypatch.setattr(sys, "argv", ["bartleby", *words])
         monkeypatch.setenv("COLUMNS", str(columns))
         with CliRunner().isolation() as (_, _, mixed), monkeypatch.context() as patched:
@@ -122,8 +110,3 @@ def terminal(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Termi
         return screen
 
     return run
-
-
-def plain(seen: bytes) -> str:
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    return text.replace("\r\n", "\n").replace("\r", "\n")

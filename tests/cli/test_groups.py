@@ -2,117 +2,81 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from bartleby import Client, Failure
+from bartleby import Client
 from bartleby.evidence import Count
 from bartleby.surfaces.cli import group_view, group_words
 from tests.cli.conftest import Conn, Run, Terminal
+from tests.kit.burying import fail_next, finish_next
 from tests.kit.clock import move_clock
 from tests.kit.commands import HOSTILE, check_refusals, has_lines
 
 WHY = ("--actor", "ana", "--reason", "because")
-TRACEBACK = 'Traceback (most recent call last):\n  File "shop.py", line 12, in bill\n    bill()\nKeyError: 7'
-
-
-@pytest.fixture
-def client(dsn: str) -> Iterator[Client]:
-    with Client(dsn) as opened:
-        for name in ("orders", "bills"):
-            opened.create_queue(name, {"max_attempts": 1})
-        yield opened
+BEN: dict[str, Any] = {"actor": "ben", "reason": "maybe the network"}
 
 
 def die(client: Client, fingerprint: str = "a", queue: str = "orders", payload: object = None, **more: Any) -> int:
     sent = client.send(queue, {"order": 7} if payload is None else payload)
-    fail(client, fingerprint, queue, **more)
+    fail_next(client, queue=queue, fingerprint=fingerprint, **more)
     return sent
-
-
-def fail(client: Client, fingerprint: str = "a", queue: str = "orders", **more: Any) -> None:
-    lease = client.claim(queue, "web-1:44")
-    assert lease is not None
-    report = {"error_type": "KeyError", "error": "7", "traceback": TRACEBACK, "worker_version": "1.4.2", **more}
-    client.fail(lease.id, [Failure(lease.messages[0].position, fingerprint=fingerprint, **report)])
-
-
-def finish(client: Client, queue: str = "orders") -> None:
-    lease = client.claim(queue, "w")
-    assert lease is not None
-    client.ack(lease.id)
-
-
-# The list
 
 
 def test_list_counts_letters_of_the_same_bug(bartleby: Run, client: Client) -> None:
     assert bartleby("groups").err == "no dead letters\n"
-    assert bartleby("groups", "--json").document == []
     for fingerprint in ("a", "b", "a", "a"):
         die(client, fingerprint, error=f"text {fingerprint}\nsecond line")
-    heading, first, second = bartleby("groups").out.splitlines()
+    client.create_queue("bills", {"max_attempts": 1})
+    die(client, "c", "bills")
+    heading, first, *_ = bartleby("groups").out.splitlines()
     assert heading.split() == ["id", "queue", "state", "dead", "24", "hours", "last", "seen", "what"]
     assert first.split()[:4] == ["1", "orders", "open", "3"]
     assert first.endswith("KeyError: text a")
-    assert second.split()[:4] == ["2", "orders", "open", "1"]
-    found = bartleby("groups", "--json").document
-    counts = [(group["fingerprint"], group["dead"], sum(group["deaths_by_hour"])) for group in found]
-    assert counts == [("a", 3, 3), ("b", 1, 1)]
-    die(client, "c", "bills")
+    found = bartleby("groups", "--json").document[0]
+    assert (found["fingerprint"], found["dead"], sum(found["deaths_by_hour"])) == ("a", 3, 3)
     client.acknowledge_group(3, actor="ana", reason="mine", owner="team-bills")
-
-    def ids(*words: str) -> list[int]:
-        return [group["id"] for group in bartleby("groups", *words, "--json").document]
-
-    assert ids("--limit", "1") == [1]
-    assert ids("--queue", "bills") == ids("--state", "acknowledged") == [3]
-    assert sorted(ids("--state", "open", "--state", "acknowledged")) == [1, 2, 3]
+    client.discard([2], actor="ana", reason="spam")
+    for words, ids in (
+        (["--limit", "1"], [1]),
+        (["--queue", "bills"], [3]),
+        (["--state", "acknowledged"], [3]),
+        (["--state", "open", "--state", "acknowledged"], [1, 2, 3]),
+        ([], [1, 3]),
+        (["--all"], [1, 2, 3]),
+    ):
+        assert sorted(group["id"] for group in bartleby("groups", *words, "--json").document) == ids, words
     assert bartleby("groups", "--state", "muted").err == "no such groups\n"
     assert "[team-bills] KeyError: 7" in bartleby("groups").out
-    client.discard([2], actor="ana", reason="spam")
-    assert (sorted(ids()), sorted(ids("--all"))) == ([1, 3], [1, 2, 3])
 
 
-def test_list_fits_a_terminal(terminal: Terminal, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_and_its_bars_fit_a_terminal(terminal: Terminal, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         die(client, str(number), error=f"a long story {HOSTILE}" * 20)
     shown = terminal("groups").lines
-    assert len(shown) == 8
+    assert (len(shown), len(terminal("groups", columns=160).lines)) == (8, 5)
     assert shown[-1] == "3 dead letters, 3 bugs. What is known of one: bartleby groups ID"
     assert max(map(len, shown)) <= 80
     assert re.fullmatch(r"3  orders  open  +1  [▁█]{24}  .* ago", shown[1])
-    assert shown[2].startswith("KeyError: a long story")
-    assert shown[2].endswith("…")
-    assert len(terminal("groups", columns=160).lines) == 5
+    assert re.fullmatch(r"KeyError: a long story.*…", shown[2])
     monkeypatch.setattr(group_words, "_drawable", lambda: False)  # where no bars can be encoded
     assert re.search(r" _{22,23}#_? ", terminal("groups").text)
+    monkeypatch.setattr(group_words, "_drawable", lambda: True)
+    for counts, width, bars in (
+        ([], None, ""),
+        ([0, 1, 1000], None, "▁▂█"),
+        ([1, 2, 3, 4, 5, 6, 7], None, "▂▃▄▅▆▇█"),
+        ([1, 1, 0, 0, 3, 1], 3, "▅▁█"),
+    ):
+        assert group_words.sparkline(counts, width=width) == bars, counts
 
 
-def test_bars() -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(group_words, "_drawable", lambda: True)
-        for counts, width, bars in (
-            ([], None, ""),
-            ([0, 0], None, "▁▁"),
-            ([0, 1, 1000], None, "▁▂█"),
-            ([1, 2, 3, 4, 5, 6, 7], None, "▂▃▄▅▆▇█"),
-            ([1, 1, 0, 0, 3, 1], 3, "▅▁█"),
-            ([1] * 24, 8, "█" * 8),
-        ):
-            assert group_words.sparkline(counts, width=width) == bars, counts
-
-
-# One group
-
-
-def test_view_says_what_broke_and_what_to_do(bartleby: Run, terminal: Terminal, client: Client) -> None:
+def test_view_says_what_broke_and_what_to_do(bartleby: Run, terminal: Terminal, client: Client, conn: Conn) -> None:
     for number in range(3):
-        die(client, payload={"order": number, "country": None, "customer": {"tier": "gold"}})
+        die(client, payload={"order": number, "country": None})
     shown = bartleby("groups", "show", "1")
     has_lines(
         shown,
@@ -125,66 +89,47 @@ def test_view_says_what_broke_and_what_to_do(bartleby: Run, terminal: Terminal, 
         r"^versions 1\.4\.2$",
         "^All of the newest 3 share$",
         "^payload.country null$",
-        '^payload.customer.tier "gold"$',
-        '^worker "web-1:44"$',
         r"^The newest, message 3, died .* ago, by worker web-1:44, version 1\.4\.2$",
         '^payload {"order": 2, ',
         '^File "shop.py", line 12, in bill$',
         "^Next$",
-        "^bartleby explain 3 # ",
-        "^bartleby repro 3 --app MODULE:APP # ",
         "^bartleby dead group:1 # its letters, all 3$",
-        "^bartleby groups ack 1 --reason 'I am at it' # ",
         "^bartleby replay group:1 --canary 10 --reason 'what mended it' # when it is mended$",
-        "^bartleby groups resolve 1 --in VERSION --reason 'what mended it' # ",
     )
-    assert "What was tried" not in shown.out
-    assert "payload.order" not in shown.out
-    assert bartleby("groups", "1").out.splitlines()[0] == shown.out.splitlines()[0]
+    assert ("What was tried" in shown.out, "payload.order" in shown.out) == (False, False)
     on_screen = terminal("groups", "1").lines
-    assert on_screen[0] == "Group 1 of queue orders is open: nobody looks after it yet"
+    assert on_screen[0] == shown.out.splitlines()[0]
     assert max(map(len, on_screen)) <= 80
-    assert "bartleby groups resolve 1 --in VERSION --reason 'what mended it'" in on_screen
-    document = bartleby("groups", "show", "1", "--json").document
-    assert (document["group"]["id"], document["queue"]["name"]) == (1, "orders")
-    assert document["recent"] == {"letters": 3, "seconds": 300}
-    assert document["newest"]["message_id"] == 3
-    assert [each["version"] for each in document["versions"]] == ["1.4.2"]
-    assert document["replays"] == []
-    for command in document["next"]:  # every command that it names is understood
-        words = shlex.split(command)[1:]
-        if words[0] != "repro":
-            assert bartleby(*words, *(["--yes", "--dry-run"] if words[0] == "replay" else [])).code == 0, command
-    group = client.group(1)
-    assert group is not None
-    assert (group.state, group.resolved_version) == ("resolved", "VERSION")
-
-
-def test_document_has_every_digit(bartleby: Run, client: Client, conn: Conn) -> None:
-    die(client)
     number = "12345678901234567890.10000000000000000001"
     edited = "update bartleby.dead_letter set payload = %s, edited = '{}'"
     conn.execute(edited.encode(), [f'{{"n": {number}, "t": "\u2028"}}'])
     text = bartleby("groups", "1", "--json").out
-    assert f'"payload": {{"n": {number}, "t": "\\u2028"}}' in text
-    assert f'"payload": {{"n": {number}, ' in bartleby("explain", "1", "--json").out
+    assert f'"payload": {{"n": {number}, "t": "\\u2028"}}' in text  # every digit
     assert '"edited": {},' in text
-    assert '"failure_history": []' in text
+    document = bartleby("groups", "show", "1", "--json").document
+    assert (document["queue"]["name"], document["newest"]["message_id"]) == ("orders", 3)
+    assert document["recent"] == {"letters": 3, "seconds": 300}
+    assert ([each["version"] for each in document["versions"]], document["replays"]) == (["1.4.2"], [])
+    commands = [shlex.split(each)[1:] for each in document["next"]]
+    assert [words[0] for words in commands] == ["explain", "repro", "dead", "groups", "replay", "groups"]
+    for words in commands:  # every command that it names is understood
+        if words[0] != "repro":
+            assert bartleby(*words, *(["--yes", "--dry-run"] if words[0] == "replay" else [])).code == 0, words
 
 
 def test_view_lists_what_was_tried(bartleby: Run, client: Client) -> None:
     for _ in range(4):
         die(client)
-    client.replay([1], actor="ben", reason="maybe the network")
-    fail(client)
+    client.replay([1], **BEN)
+    fail_next(client, fingerprint="a")
     client.replay([1], actor="ben", reason="once more")
-    finish(client)
+    finish_next(client)
     client.hold([2], actor="cem", reason="evidence")
     plan = client.plan_replay("group:1", actor="ana", reason="fixed in 1.4.3", canary=1)
     client.start_replay(plan, actor="ana", reason="go")
     for _ in range(3):
         client.advance_replays()
-    fail(client)
+    fail_next(client, fingerprint="a")
     client.advance_replays()
     draft = client.plan_replay("group:1", actor="eve", reason="now it is")
     shown = bartleby("groups", "1")
@@ -203,50 +148,41 @@ def test_view_lists_what_was_tried(bartleby: Run, client: Client) -> None:
     tried = bartleby("groups", "1", "--json").document["replays"]
     expected = [(draft, "draft"), (plan, "aborted"), (None, None), (None, None)]
     assert [(each["replay_id"], each["status"]) for each in tried] == expected
-    client.cancel_replay(draft, actor="eve", reason="no")
+    client.create_queue("bills", {"max_attempts": 1})
     die(client, "b", "bills")
     running = client.plan_replay("queue:bills", actor="ana", reason="go")
     client.start_replay(running, actor="ana", reason="go")
     client.advance_replays()
     client.pause_queue("bills")
     client.open_breaker("bills", "ConnectionError: refused", 1)
-    has_lines(
-        bartleby("groups", "2"),
-        "^Still happening: 1 in the last 5 min",
-        "^the queue is paused$",
-        "^breaker open since .*: ConnectionError: refused",
-        "^letters 1 alive again$",
-        "is settling: 1 alive",
-        f"^bartleby replay watch {running} # ",
-    )
+    lines = ("^the queue is paused$", "^breaker open since .*: ConnectionError: refused", "^letters 1 alive again$")
+    has_lines(bartleby("groups", "2"), *lines, "is settling: 1 alive", f"^bartleby replay watch {running} # ")
 
 
 def test_view_compares_letters_and_cuts_unless_all_is_wanted(bartleby: Run, client: Client) -> None:
     payload = {f"field_{number:02}": number for number in range(20)}
-    traceback = "\n".join(f"line {number}" for number in range(50))
-    for number in range(12):
-        country, version = "DE" if number else "FR", "1" if number < 3 else "2"
-        die(client, payload={**payload, "country": country}, worker_version=version, traceback=traceback)
-    last = {"error_type": "ValueError", "worker_version": "2", "traceback": traceback}
-    die(client, payload={**payload, "country": "DE"}, **last)
+    for number in range(13):
+        more = {"worker_version": "1" if number < 3 else "2", "error_type": "KeyError" if number else "ValueError"}
+        traceback = "\n".join(f"line {number}" for number in range(50))
+        die(client, payload={**payload, "country": "DE" if number else "FR"}, traceback=traceback, **more)
     shown = bartleby("groups", "1")
     has_lines(
         shown,
         r"^versions 2 \(10 of 13\), 1 \(3 of 13\)$",
-        "^types KeyError, ValueError$",
+        "^types ValueError, KeyError$",
         "^All of the newest 13 share$",
         r"^… \d+ more \(--all\)$",
         "^Nearly all of the newest 13 share$",
         r'^payload.country "DE" \(12\)$',
+        r"^… 42 more lines \(--all\)$",
     )
-    assert "… 42 more lines (--all)" in shown.out
     assert "line 0" not in shown.out
     whole = bartleby("groups", "show", "1", "--all").out
     for each in ("payload.field_19", "line 0\n", "line 49"):
         assert each in whole
 
 
-def test_quiet_group_and_a_group_without_dead_letters(bartleby: Run, client: Client, conn: Conn) -> None:
+def test_quiet_group_and_the_heading_of_each_state(bartleby: Run, client: Client, conn: Conn) -> None:
     clock = move_clock(conn)
     clock.advance(-3 * 86400)
     die(client)
@@ -258,10 +194,6 @@ def test_quiet_group_and_a_group_without_dead_letters(bartleby: Run, client: Cli
     assert "bartleby replay" not in done.out
     conn.execute("delete from bartleby.dead_letter")
     has_lines(bartleby("groups", "1"), "^letters none any more$", "^Next$", "^bartleby groups ack 1")
-
-
-def test_heading_of_each_state(client: Client) -> None:
-    die(client)
     group = client.group(1)
     assert group is not None
     found = group_view.gather(client, group)
@@ -286,44 +218,28 @@ def test_heading_of_each_state(client: Client) -> None:
     assert re.fullmatch(quiet, group_words.heading(slower, now)[2])
 
 
-# States
-
-
-def test_group_is_acknowledged_muted_resolved_and_reopened(bartleby: Run, client: Client) -> None:
+def test_group_is_acknowledged_muted_and_resolved(bartleby: Run, client: Client) -> None:
     die(client)
     link = "https://example.com/8812"
     done = bartleby("groups", "ack", "1", *WHY, "--owner", "team-shop", "--link", link)
     assert (done.code, done.out) == (0, "")
     assert re.fullmatch(r"group 1 is acknowledged by ana .* ago: KeyError: 7\n", done.err)
     has_lines(bartleby("groups", "1"), "^owner team-shop$", "^note because$", f"^link {link}$")
-    assert bartleby("groups", "reopen", "1", *WHY).err.startswith("group 1 is open again by ana")
-    clock = (datetime.now().astimezone() - timedelta(hours=1)).replace(second=0, microsecond=0)
-    for words, expected in (
-        (["--for", "2h"], datetime.now(UTC) + timedelta(hours=2)),
-        (["--for", "1h30m"], datetime.now(UTC) + timedelta(hours=1.5)),
-        (["--for", "0.5 H"], datetime.now(UTC) + timedelta(hours=0.5)),
-        (["--until", f"{clock:%H:%M}"], clock + timedelta(days=1)),
-        (["--until", "2099-11-16"], datetime(2099, 11, 16).astimezone()),
-        (["--until", "2099-11-16T08:00+00:00"], datetime(2099, 11, 16, 8, tzinfo=UTC)),
+    for words, expected, apart in (
+        (["--for", "1h30m"], datetime.now(UTC) + timedelta(hours=1.5), 300),
+        (["--for", "0.5 H"], datetime.now(UTC) + timedelta(hours=0.5), 300),
+        (["--until", "2099-11-16T08:00+00:00"], datetime(2099, 11, 16, 8, tzinfo=UTC), 0),
     ):
         assert bartleby("groups", "mute", "1", *words, *WHY).err.startswith("group 1 is muted until 20"), words
         group = client.group(1)
         assert group is not None
         assert group.muted_until is not None
-        assert abs(group.muted_until - expected) < timedelta(minutes=5 if "--for" in words else 0.01), words
+        assert abs(group.muted_until - expected) <= timedelta(seconds=apart), words
     assert bartleby("groups", "mute", "1", "--for", "9" * 14 + "w", *WHY).err.startswith("group 1 is muted until 21")
     resolved, left = bartleby("groups", "resolve", "1", "--in", "1.5", *WHY).err.splitlines()
     assert resolved.startswith("group 1 is resolved in 1.5 by ana")
     assert left == "1 dead letter is left: bartleby replay group:1"
-    mended = "^bartleby replay group:1 .* # now that it is mended$"
-    has_lines(bartleby("groups", "1"), "is resolved in 1.5 by ana", mended)
-    die(client, worker_version="1.4.9")
-    assert bartleby("groups", "--json").document[0]["state"] == "resolved"
-    die(client, worker_version="1.5.1")
-    back = "is regressed .* ago: it was resolved in 1.5 and is back$"
-    has_lines(bartleby("groups", "1"), back, "^bartleby groups ack 1")
-    actions = [line.action.partition(".")[2] for line in reversed(client.audit_log(actor="ana"))]
-    assert actions == ["acknowledge", "reopen", *["mute"] * 7, "resolve"]
+    has_lines(bartleby("groups", "1"), "^bartleby replay group:1 .* # now that it is mended$")
 
 
 def test_refused_commands_say_why_and_change_nothing(bartleby: Run, client: Client) -> None:
@@ -335,63 +251,42 @@ def test_refused_commands_say_why_and_change_nothing(bartleby: Run, client: Clie
     )  # fmt: skip
     unknown = [["99" if word == "1" else word for word in words] for words in verbs]
     mute, split = ["groups", "mute", "1", *WHY], ["groups", "split", "1", *WHY]
-    length, no_time = "bartleby: say for how long, or until when\nhint: --for 2h", "is no time"
     rows: list[tuple[list[str], int, str]] = [
         *((["groups", *words, "--actor", "ana"], 2, "bartleby: the reason is missing") for words in verbs),
         *((["groups", *words, *WHY], 1, "99\nhint: bartleby groups --all") for words in unknown),
         (["groups", "orders"], 2, "hint: of one queue: bartleby groups --queue orders\n"),
-        *((["groups", *words], 2, "") for words in (["--limit", "0"], ["--state", "dead"], ["show"], ["show", "x"])),
-        *((["groups", word], 2, "") for word in ("0", str(2**63))),
+        *((["groups", *words], 2, "") for words in (["--limit", "0"], ["--state", "dead"], ["show"], ["0"])),
         (["groups", "show", "7"], 1, "bartleby: there is no group 7\nhint: bartleby groups --all lists them\n"),
         (["groups", "--queue", "nowhere"], 1, "bartleby: unknown queue: 'nowhere'\nhint: "),
         (["groups", "ack", "1", *WHY, "--link", "javascript:alert(1)"], 1, "link"),
-        (mute, 2, length),
-        ([*mute, "--for", "2h", "--until", "08:00"], 2, length),
+        (mute, 2, "bartleby: say for how long, or until when\nhint: --for 2h"),
         ([*mute, "--for", "2 fortnights"], 2, "bartleby: '2 fortnights' is no length of time\nhint: "),
-        ([*mute, "--for", ""], 2, "bartleby: '' is no length of time"),
-        ([*mute, "--until", "tomorrow"], 2, f"bartleby: 'tomorrow' {no_time}\nhint: "),
-        ([*mute, "--until", "25:00"], 2, f"bartleby: '25:00' {no_time}"),
+        ([*mute, "--until", "25:00"], 2, "bartleby: '25:00' is no time\nhint: "),
         ([*mute, "--until", "2020-01-01"], 1, "bartleby: a group is muted until a time to come"),
         (["groups", "merge", "1", "--into", "1", *WHY], 1, "bartleby: group 1 cannot be merged into itself\n"),
-        ([*split, "payload.to"], 2, ""),
-        ([*split, "=7"], 2, ""),
+        *(([*split, word], 2, "") for word in ("payload.to", "=7")),
         ([*split, "country=DE"], 1, ""),
     ]
     before = client.audit_log()
     check_refusals(bartleby, rows)
-    assert all(group.state == "open" for group in client.groups())
     assert client.audit_log() == before
 
 
-# Rules
-
-
-def test_groups_are_merged_and_taken_apart(bartleby: Run, client: Client) -> None:
-    for fingerprint in ("a", "b", "b", "c"):
-        die(client, fingerprint)
+def test_groups_are_merged_split_and_taken_apart(bartleby: Run, client: Client) -> None:
+    for fingerprint, country in (("a", "DE"), ("b", "DE"), ("b", "FR"), ("c", None), ("c", 7)):
+        die(client, fingerprint, payload={"to": {"country": country}})
+    assert bartleby("groups", "rules").err.startswith("no rules")
     done = bartleby("groups", "merge", "2", "3", "--into", "1", *WHY)
-    assert (done.code, done.out) == (0, "")
-    assert done.err == "group 1 has 3 more letters, 4 dead: KeyError: 7\n"
-    die(client, "c")
-    assert [(group["id"], group["dead"]) for group in bartleby("groups", "--json").document] == [(1, 5)]
+    assert (done.code, done.out, done.err) == (0, "", "group 1 has 4 more letters, 5 dead: KeyError: 7\n")
     _, first, second = bartleby("groups", "rules").out.splitlines()
     assert first.split()[:6] == ["1", "orders", "group", "2", "is", "in"]
     assert second.endswith("ana")
-    assert bartleby("groups", "rules", "--queue", "bills").err.startswith("no rules")
-    assert [rule["from_group"] for rule in bartleby("groups", "rules", "--json").document] == [2, 3]
+    split = ("groups", "split", "1")
+    done = bartleby(*split, "payload.to.country=DE", *WHY, "--title", "the German ones")
+    assert (done.code, done.out, done.err) == (0, "4\n", "group 4 has 2 dead letters: the German ones\n")
+    for number, value in enumerate(("7", "null", '"FR"'), 5):
+        assert bartleby(*split, f"payload.to.country={value}", *WHY).out == f"{number}\n"
+    assert {group.id: group.dead for group in client.groups()} == {4: 2, 5: 1, 6: 1, 7: 1}
+    assert 'group 1 with payload.to.country = "DE" is in 4' in bartleby("groups", "rules").out
+    assert bartleby(*split, "payload.to.country=DE", *WHY).code == 1
     assert bartleby("groups", "rules", "remove", "2", *WHY).err == "rule 2 is removed\n"
-    assert [(group.id, group.dead) for group in client.groups()] == [(1, 3), (3, 2)]
-
-
-def test_group_is_split(bartleby: Run, client: Client) -> None:
-    for country in ("DE", "DE", "FR", None, 7):
-        die(client, payload={"to": {"country": country}})
-    done = bartleby("groups", "split", "1", "payload.to.country=DE", *WHY, "--title", "the German ones")
-    assert (done.code, done.out) == (0, "2\n")
-    assert done.err == "group 2 has 2 dead letters: the German ones\n"
-    assert bartleby("groups", "split", "1", "payload.to.country=7", *WHY).out == "3\n"
-    assert bartleby("groups", "split", "1", "payload.to.country=null", *WHY).out == "4\n"
-    assert bartleby("groups", "split", "1", 'payload.to.country="FR"', *WHY).out == "5\n"
-    assert {group.id: group.dead for group in client.groups()} == {2: 2, 3: 1, 4: 1, 5: 1}
-    assert 'group 1 with payload.to.country = "DE" is in 2' in bartleby("groups", "rules").out
-    assert bartleby("groups", "split", "1", "payload.to.country=DE", *WHY).code == 1

@@ -19,42 +19,28 @@ from tests.cli.conftest import Conn, Run, Terminal
 from tests.kit.answering import END_OF_INPUT, INTERRUPT
 from tests.kit.burying import bury
 from tests.kit.clock import move_clock
-from tests.kit.commands import HOSTILE, PROGRAM, check_refusals
+from tests.kit.commands import PROGRAM, check_refusals
 
 WHY = ("--reason", "gone")
 
 
-def test_queues_are_listed_created_changed_and_dropped(bartleby: Run, client: Client) -> None:
-    client.drop_queue("orders")
-    nothing = bartleby("queues")
-    assert (nothing.code, nothing.out) == (0, "")
-    assert nothing.err == "no queues yet; create one: bartleby queues create NAME\n"
-    assert bartleby("queues", "--json").document == []
-    by = ("--actor", "ben", "--reason", "tonight")
-    policy = '{"retention": "7d", "payload_retention": "1d", "approve_above": 100}'
-    assert bartleby("queues", "create", "orders", "--policy", policy, *by).code == 0
-    assert bartleby("queues", "create", "orders", *by).code == 0
-    assert bartleby("queues", "create", "bills").code == 0
-    assert bartleby("queues", "configure", "orders", "--policy", '{"max_attempts": 2}', *by).code == 0
-    assert bartleby("send", "orders", "1").code == 0
-    assert bartleby("queues", "pause", "bills", *by).code == 0
-    bills, orders = bartleby("queues", "--json").document
-    assert (orders["name"], orders["ready"], orders["paused"]) == ("orders", 1, False)
-    assert (bills["name"], bills["paused"]) == ("bills", True)
+def test_queues_are_listed_and_dropped(bartleby: Run, client: Client) -> None:
+    client.create_queue("bills")
+    client.send("orders", 1)
+    client.pause_queue("bills")
     heading, first, second = bartleby("queues").out.splitlines()
     assert heading.split() == ["queue", "ready", "leased", "deferred", "dead", "oldest", "ready"]
     assert first.split() == ["bills", "0", "0", "0", "0", "paused"]
     assert second.split()[:5] == ["orders", "1", "0", "0", "0"]
-    assert bartleby("queues", "resume", "bills", *by).code == 0
     assert bartleby("queues", "drop", "orders").err.splitlines() == [
         "bartleby: queue orders still has messages or letters",
         "hint: bartleby queues drop orders --force asks, and deletes it with its messages and dead letters",
     ]
-    assert bartleby("queues", "drop", "orders", "--force", "--yes", *by).code == 0
+    assert bartleby("queues", "drop", "orders", "--force", "--yes", *WHY).code == 0
     assert bartleby("queues", "drop", "bills").code == 0
-    assert bartleby("queues", "--json").document == []
-    found = [(line.action, line.reason) for line in reversed(client.audit_log(actor="ben"))]
-    assert found == [(f"queue.{each}", "tonight") for each in ("create", "configure", "pause", "resume", "drop")]
+    nothing = bartleby("queues")
+    assert (nothing.code, nothing.out) == (0, "")
+    assert nothing.err == "no queues yet; create one: bartleby queues create NAME\n"
 
 
 def test_actor_comes_from_the_option_the_environment_or_the_account(
@@ -69,14 +55,11 @@ def test_actor_comes_from_the_option_the_environment_or_the_account(
         raise OSError("no such user")
 
     monkeypatch.setenv("LOGNAME", "berta")
-    assert actor() == "berta"
-    assert client.audit_log(limit=1)[0].reason is None
+    assert (actor(), client.audit_log(limit=1)[0].reason) == ("berta", None)
     monkeypatch.setattr("getpass.getuser", no_name)
     assert actor() == f"user {os.getuid()}"
     monkeypatch.setenv("BARTLEBY_ACTOR", "cron")
-    assert actor() == "cron"
-    assert actor("--actor", " ana ") == "ana"
-    assert "approve_above" in bartleby("queues", "create", "--help").out
+    assert (actor(), actor("--actor", " ana ")) == ("cron", "ana")
 
 
 def test_refused_commands_say_why_and_change_nothing(bartleby: Run, client: Client) -> None:
@@ -84,73 +67,55 @@ def test_refused_commands_say_why_and_change_nothing(bartleby: Run, client: Clie
     pause, breaker = ("queues", "pause", "orders"), ("queues", "breaker")
     rows: list[tuple[tuple[str, ...], int, str]] = [
         (("queues", "create", "Orders"), 1, "bartleby: invalid queue name: 'Orders'"),
-        (("queues", "create", HOSTILE), 1, "bartleby: invalid queue name"),
         ((*create, "x"), 1, "bartleby: the policy is not JSON"),
         ((*create, "[" * 10_000), 1, "bartleby: the policy is not JSON"),
         ((*create, "[1]"), 1, "bartleby: a policy is a JSON object"),
         ((*create, '{"lease": 0}'), 1, 'bartleby: bad value for policy key "lease": 0'),
         ((*create, '{"odd": 0}'), 1, "bartleby: unknown policy key: 'odd'"),
         (("queues", "configure", "nowhere", "--policy", '{"lease": 1}'), 1, unknown),
-        (("queues", "pause", "nowhere"), 1, unknown),
-        (("queues", "resume", "nowhere"), 1, unknown),
-        (("queues", "drop", "nowhere"), 1, unknown),
+        *((("queues", verb, "nowhere"), 1, unknown) for verb in ("pause", "resume", "drop")),
         (("queues", "drop", "nowhere", "--force", *WHY, "--yes"), 1, unknown),
         ((*pause, "--reason", ""), 2, "bartleby: the reason is empty"),
         ((*pause, "--for", "2h", "--until", "08:00"), 2, "bartleby: say for how long, or until when"),
         ((*pause, "--for", "-5m"), 2, "bartleby: '-5m' is no length of time"),
-        ((*pause, "--for", "soon"), 2, "bartleby: 'soon' is no length of time"),
-        ((*pause, "--until", "later"), 2, "bartleby: 'later' is no time"),
-        ((*pause, "--until", "2020-01-01"), 1, "bartleby: a queue is paused until a time to come"),
         ((*pause, "--for", "0s"), 1, "bartleby: a queue is paused until a time to come"),
         ((*breaker, "nowhere", "open"), 1, f"{unknown}\nhint: bartleby queues lists them"),
         ((*breaker, "nowhere", "off"), 1, unknown),
         ((*breaker, "orders", "open", "--reason", " "), 2, "bartleby: the reason is empty, and it is recorded"),
-        ((*breaker, "orders", "close", "--actor", ""), 2, "bartleby: --actor is empty"),
         ((*breaker, "orders", "half"), 2, "Usage: "),
-        ((*breaker, "orders"), 2, "Usage: "),
     ]
     before = client.audit_log()
     check_refusals(bartleby, rows)
-    [queue] = client.queues()
-    assert (queue.paused, queue.breaker) == (False, "closed")
     assert client.audit_log() == before
 
 
 def test_pause_may_have_an_end(bartleby: Run, client: Client) -> None:
     assert bartleby("queues", "pause", "orders").err == "queue orders is paused until it is resumed\n"
     done = bartleby("queues", "pause", "orders", "--for", "1h30m", "--reason", "wrong mails")
-    assert (done.code, done.out) == (0, "")
-    assert done.err.startswith("queue orders is paused until 20")
+    assert (done.code, done.out, done.err[:31]) == (0, "", "queue orders is paused until 20")
     [queue] = client.queues()
     assert queue.paused_until is not None
     assert abs(queue.paused_until - datetime.now(UTC) - timedelta(minutes=90)) < timedelta(minutes=10)
-    assert bartleby("queues", "--json").document[0]["paused_until"] == queue.paused_until.isoformat()
     assert f"paused, ends {when(queue.paused_until)}" in bartleby("queues").out
     number = client.send("orders", 1)
     assert f"the queue is paused until {when(queue.paused_until)} (in " in bartleby("explain", str(number)).out
-    assert bartleby("queues", "pause", "orders", "--until", "2099-11-16T08:00+00:00").code == 0
-    assert client.queues()[0].paused_until == datetime(2099, 11, 16, 8, tzinfo=UTC)
 
 
-def test_breaker_is_opened_closed_and_switched_off(bartleby: Run, client: Client, conn: Conn) -> None:
-    opened = bartleby("queues", "breaker", "orders", "open", "--reason", "it moves", "--actor", "ana")
+def test_breaker_is_opened_closed_switched_off_and_shown(
+    bartleby: Run, terminal: Terminal, client: Client, conn: Conn
+) -> None:
+    breaker = ("queues", "breaker", "orders")
+    opened = bartleby(*breaker, "open", "--reason", "it moves", "--actor", "ana")
     assert (opened.code, opened.out) == (0, "")
     assert opened.err.startswith("orders: breaker forced since ")
     assert opened.err.endswith(": forced by ana: it moves\n")
-    assert bartleby("queues", "breaker", "orders", "open").err.startswith("orders: nothing to change, breaker forced ")
-    closed = bartleby("queues", "breaker", "orders", "close", "--reason", "moved", "--actor", "ana")
-    assert (closed.code, closed.err) == (0, "orders: breaker closed\n")
-    assert bartleby("queues", "breaker", "orders", "close").err == "orders: nothing to change, breaker closed\n"
-    assert bartleby("queues", "breaker", "orders", "off").err == "orders: breaker off\n"
+    assert bartleby(*breaker, "open").err.startswith("orders: nothing to change, breaker forced ")
+    assert bartleby(*breaker, "close").err == "orders: breaker closed\n"
+    assert bartleby(*breaker, "close").err == "orders: nothing to change, breaker closed\n"
+    assert bartleby(*breaker, "off").err == "orders: breaker off\n"
     assert "breaker off" in bartleby("queues").out
     assert client.open_breaker("orders", "storm", 1) is False
-    assert bartleby("queues", "breaker", "orders", "auto").err == "orders: breaker closed\n"
-    assert "breaker" not in bartleby("queues").out
-    events = conn.execute("select data ->> 'actor', data ->> 'reason' from bartleby.events order by id").fetchall()
-    assert events == [("ana", "it moves"), ("ana", "moved")]
-
-
-def test_breaker_that_is_open_is_shown(bartleby: Run, terminal: Terminal, client: Client, conn: Conn) -> None:
+    assert bartleby(*breaker, "auto").err == "orders: breaker closed\n"
     clock = move_clock(conn)
     clock.advance(-60)
     client.create_queue("parcels")
@@ -165,11 +130,8 @@ def test_breaker_that_is_open_is_shown(bartleby: Run, terminal: Terminal, client
     clock.advance(2)
     assert client.claim("parcels", "w") is not None
     assert "; a probe is out" in bartleby("queues").out
-    found = {queue["name"]: queue["breaker"] for queue in bartleby("queues", "--json").document}
-    assert found == {"orders": "closed", "parcels": "open"}
     shown = terminal("queues").lines
-    assert shown[3].endswith("breaker open")
-    assert shown[4].startswith("parcels: breaker open since 20")
+    assert (shown[3][-12:], shown[4][:31]) == ("breaker open", "parcels: breaker open since 202")
 
 
 def test_forced_drop_names_counts_and_asks(bartleby: Run, terminal: Terminal, client: Client, dsn: str) -> None:
@@ -178,33 +140,29 @@ def test_forced_drop_names_counts_and_asks(bartleby: Run, terminal: Terminal, cl
     client.discard(ids[1:2], actor="ben", reason="evidence")
     client.send("orders", 5)
     client.send("orders", 6, delay=60)
-    drop = ("queues", "drop", "orders")
+    drop = ("queues", "drop", "orders", "--force")
     check_refusals(
         bartleby,
         [
-            (drop, 1, "queue orders still has messages or letters"),
-            ((*drop, "--yes"), 1, "queue orders still has messages or letters"),
-            ((*drop, "--force"), 2, "the reason is missing"),
-            ((*drop, "--force", "--yes"), 2, "the reason is missing"),
-            ((*drop, "--force", *WHY), 1, "no terminal to ask on"),
-            ((*drop, "--force", "--reason", " ", "--yes"), 2, "the reason is empty"),
+            ((*drop[:3], "--yes"), 1, "queue orders still has messages or letters"),
+            ((*drop, "--yes"), 2, "the reason is missing"),
+            ((*drop, *WHY), 1, "no terminal to ask on"),
         ],
     )
     with psycopg.connect(dsn) as sender:
         sender.execute("select bartleby.send('orders', '1')")
-        in_use = bartleby(*drop, "--force", *WHY, "--yes")
+        in_use = bartleby(*drop, *WHY, "--yes")
     assert (in_use.code, "in use by an open transaction" in in_use.err, "--force" in in_use.err) == (1, True, False)
     for answer in ("y", "", "order", END_OF_INPUT, INTERRUPT):
-        refused = terminal(*drop, "--force", *WHY, answers=[answer])
+        refused = terminal(*drop, *WHY, answers=[answer])
         assert (refused.code, "nothing was changed" in refused.text) == (1, True), answer
     assert [queue.name for queue in client.queues()] == ["orders"]
-    done = terminal(*drop, "--force", answers=["orders", "it moved"])
+    done = terminal(*drop, answers=["orders", "it moved"])
     question = "Drop 1 queue orders with 3 messages and 4 letters? Type orders to go on: "
     assert (done.code, done.asked) == (0, [question, "Reason (it is recorded): "])
     for fact in ("messages  2 ready, 1 deferred", "letters   3 dead, 1 discarded", "on hold   1", "deleted   all of"):
         assert any(line.startswith(fact) for line in done.lines), done.text
-    assert client.queues() == []
-    assert client.audit_log(action="queue.drop")[0].reason == "it moved"
+    assert (client.queues(), client.audit_log(action="queue.drop")[0].reason) == ([], "it moved")
 
 
 def test_janitor_does_one_round(bartleby: Run, client: Client, conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,8 +177,6 @@ def test_janitor_does_one_round(bartleby: Run, client: Client, conn: Conn, monke
     lines = done.out.splitlines()
     assert lines[:2] == ["orders: worker web-1:44 stopped answering: 2 messages released", "segments: nothing to do"]
     assert "handled: forgot 1" in lines
-    assert {each.partition(": ")[2] for each in lines if ": forgot " in each} == {"forgot 0", "forgot 1"}
-    assert "stopped answering" not in bartleby("janitor", "--once").out
     plan = client.plan_replay(ids=bury(client, range(30)), actor="ana", reason="hotfix", rate=20)
     client.start_replay(plan, actor="ana", reason="hotfix")
     assert f"replay {plan}: 30 replayed" in bartleby("janitor", "--once").out.splitlines()
@@ -245,8 +201,7 @@ def test_role_of_a_worker_is_enough_for_the_janitor(bartleby: Run, client: Clien
     plan = client.plan_replay(ids=bury(client, range(3)), actor="ana", reason="hotfix")
     client.start_replay(plan, actor="ana", reason="hotfix")
     done = bartleby("janitor", "--once", address=login("bartleby_worker"))
-    assert (done.code, done.err) == (0, "")
-    assert f"replay {plan}: 3 replayed" in done.out
+    assert (done.code, done.err, f"replay {plan}: 3 replayed" in done.out) == (0, "", True)
 
 
 def test_janitor_works_until_a_signal_and_gives_up_its_duty(

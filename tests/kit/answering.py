@@ -15,6 +15,8 @@ END_OF_INPUT = "\x04"
 INTERRUPT = "\x03"
 _QUESTION = re.compile(r"(: |\] )\Z")
 
+Answer = str | Callable[[], str]
+
 
 @dataclass
 class Talk:
@@ -32,7 +34,7 @@ class Talk:
 def talk(
     dsn: str,
     *words: str,
-    answers: Sequence[str | Callable[[], str]] = (),
+    answers: Sequence[Answer] = (),
     columns: int = 80,
     cwd: Path | None = None,
     environment: dict[str, str] | None = None,
@@ -47,7 +49,7 @@ def talk(
     try:
         while part := _read(mine):
             seen += part
-            found.text = _plain(seen)
+            found.text = plain(seen)
             if left and _QUESTION.search(found.text):
                 found.asked.append(found.text.splitlines()[-1])
                 given = left.pop(0)
@@ -80,6 +82,6 @@ def _say(terminal: int, process: "subprocess.Popen[bytes]", answer: str) -> None
         os.write(terminal, (answer if answer == END_OF_INPUT else f"{answer}\n").encode())
 
 
-def _plain(seen: bytes) -> str:
+def plain(seen: bytes) -> str:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode(errors="replace"))
     return text.replace("\r\n", "\n").replace("\r", "\n")

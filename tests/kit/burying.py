@@ -5,6 +5,8 @@ from typing import Any
 
 from bartleby import Client, Failure
 
+TRACEBACK = 'Traceback (most recent call last):\n  File "shop.py", line 12, in bill\n    bill()\nKeyError: 7'
+
 
 def bury(
     client: Client,
@@ -31,3 +33,18 @@ def statuses(client: Client, ids: Iterable[int]) -> list[str]:
     """Return the status of each letter; `none` if there is no such letter."""
     letters = [client.dead_letter(each) for each in ids]
     return ["none" if letter is None else letter.status for letter in letters]
+
+
+def fail_next(client: Client, error: str = "7", queue: str = "orders", **more: Any) -> None:
+    """Claim the next message and fail it, as a worker of version 1.4.2 does."""
+    lease = client.claim(queue, "web-1:44", lease=60)
+    assert lease is not None
+    report = {"error_type": "KeyError", "traceback": TRACEBACK, "rule": "KeyError is transient", **more}
+    report.setdefault("worker_version", "1.4.2")
+    client.fail(lease.id, [Failure(lease.messages[0].position, error=error, **report)])
+
+
+def finish_next(client: Client, queue: str = "orders") -> None:
+    lease = client.claim(queue, "w")
+    assert lease is not None
+    client.ack(lease.id)

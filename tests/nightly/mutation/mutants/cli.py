@@ -59,7 +59,7 @@ MUTANTS = [
         f"{CLI}/replay_progress.py",
         "    settled = width * plan.settled // plan.items\n",
         "    settled = width * (plan.settled + plan.replayed) // plan.items\n",
-        "tests/cli/test_replay_plans.py::test_progress_on_a_terminal_is_a_bar",
+        "tests/cli/test_replay_plans.py::test_progress_is_a_bar_on_a_terminal_and_a_line_now_and_then_in_a_pipe",
     ),
     Mutant(
         "a dry run leaves its preview behind",
