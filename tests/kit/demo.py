@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,9 +45,9 @@ def environment(folder: Path) -> dict[str, str]:
     return {**given, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1", "TERM": "xterm-256color"}
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, program: Sequence[str] = PROGRAM) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*PROGRAM, "demo", *words],
+        [*program, "demo", *words],
         env=environment(folder),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -1,0 +1,265 @@
+"""`bartleby demo` for as long as it takes: the whole show, its console, and signals at any moment."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bartleby import Client
+from bartleby.surfaces.cli.demo.booth import Booth
+from bartleby.surfaces.cli.demo.crew import Crew
+from bartleby.surfaces.cli.demo.shield import SIGNALS
+from bartleby.surfaces.cli.demo.stage import BUG
+from tests.kit.commands import PROGRAM, STEERING
+from tests.kit.demo import Terminal, a_folder, nothing_is_left, processes, start, wait_until
+
+PLOT = [
+    "A shop opens",
+    "The mail server hangs up on 30 %",
+    "The mail server goes down",
+    "the breaker of emails opens",
+    "The mail server is back",
+    "the breaker closes by itself",
+    "Somebody uploads bomb.png",
+    "was killed by SIGABRT",
+    "What the dead worker held is back",
+    "now the culprit is known",
+    "bomb.png is a dead letter: reason crashed",
+    "is dead: crashed, it killed its workers",
+    "crash 2 of 2",
+    "no server, no worker, no file is left",
+]
+END = re.compile(r"Dead letters: (\d+) are really 4 bugs. Workers that died: 3.")
+CODE = """
+from bartleby import Bartleby
+app = Bartleby(version="%s")
+@app.handler("demo")
+def handle(message): pass
+"""
+
+
+@pytest.fixture
+def folder(scratch: Path) -> Iterator[Path]:
+    with a_folder(scratch) as path:
+        yield path
+        nothing_is_left(path)
+
+
+@pytest.fixture
+def client(dsn: str) -> Iterator[Client]:
+    with Client(dsn) as opened:
+        yield opened
+
+
+def asked(url: str, body: object = None) -> str:
+    """The answer of the console."""
+    given = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, given, {"Content-Type": "application/json"})  # noqa: S310
+    with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
+        text: str = answer.read().decode()
+    return text
+
+
+def read_until(process: subprocess.Popen[str], *patterns: str) -> list[str]:
+    """Read lines until each pattern was found, one after the other; return what they matched."""
+    assert process.stdout is not None
+    found, shown = [], ""
+    for pattern in patterns:
+        while (match := re.search(pattern, shown)) is None:
+            shown = process.stdout.readline()
+            assert shown, pattern
+        found.append(match[0])
+    return found
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> str:
+    process.send_signal(number)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert out.endswith("It is over: no server, no worker, no file is left.\n")
+    return out
+
+
+@pytest.mark.timeout(400)
+def test_whole_show_in_lines(scratch: Path) -> None:
+    def performed(seconds: int) -> tuple[str, list[int]]:
+        with a_folder(scratch) as folder:
+            out, err = start(folder, "--seconds", str(seconds)).communicate(timeout=150)
+            nothing_is_left(folder)
+        assert err == ""
+        return out, [out.find(sentence) for sentence in PLOT]
+
+    out, places = performed(26)
+    if -1 in places or places != sorted(places) or END.search(out) is None:
+        # its acts begin by the clock, and on a busy machine one may not be over by then
+        out, places = performed(80)
+    assert -1 not in places, out
+    assert places == sorted(places), out
+    told = re.search(r"([\d,]+) messages were sent, ([\d,]+) are done, after ([\d,]+) retries", out)
+    assert told is not None, out
+    sent, done, retries = (int(number.replace(",", "")) for number in told.groups())
+    dead = END.search(out)
+    assert dead is not None, out
+    assert (sent, retries > 50) == (done + int(dead[1]), True)
+    assert not STEERING & set(out)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_ends_the_demo_and_its_console_with_an_open_stream(folder: Path, number: signal.Signals) -> None:
+    process = start(folder, "--seconds", "60")
+    [url, _] = read_until(process, r"http://localhost:\d+/", "hangs up on")
+    with urllib.request.urlopen(f"{url}live", timeout=20) as stream:  # noqa: S310
+        assert stream.readline() == b"retry: 2000\n"
+        assert len(processes(folder)) > 4
+        end(process, number)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3, 0.6, 1.0, 1.5])
+def test_signal_at_the_beginning_leaves_nothing_behind(folder: Path, seconds: float) -> None:
+    process = start(folder)
+    read_until(process, "^Starting a PostgreSQL of its own …")
+    time.sleep(seconds)  # wherever this is: while the cluster is made, the server starts, the schema is installed
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_closed_pipe_ends_it(folder: Path) -> None:
+    process = start(folder)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.wait(timeout=60)
+    assert process.stderr is not None
+    with process.stderr as told:
+        assert "Traceback" not in told.read()
+
+
+def test_ctrl_c_in_the_picture_leaves_nothing_behind(folder: Path) -> None:
+    terminal = Terminal(folder)
+    terminal.wait_for("emails ")
+    terminal.wait_for("Dead letters: ")
+    assert "no file is left" in terminal.press_ctrl_c()
+    assert terminal.process.returncode == 0
+
+
+def test_bug_is_found_fixed_with_a_key_and_replayed(folder: Path) -> None:
+    terminal = Terminal(folder, "--seconds", "6")
+    shown = terminal.wait_for("The shop's code is in ")
+    assert "the console stay until Ctrl-C" in shown
+    [url] = set(re.findall(r"http://localhost:\d+/", shown))
+    with Client(re.findall(r"export BARTLEBY_DSN=(\S+)", shown)[-1]) as client:
+
+        def replayed() -> tuple[str, int, bool]:
+            plan = json.loads(
+                asked(f"{url}api/v1/replays", {"filter": f"group:{bug}", "reason": "a test", "canary": 1})
+            )
+            asked(f"{url}api/v1/replays/{plan['id']}/start", {"reason": "a test", "hash": plan["hash"]})
+            wait_until(lambda: getattr(client.find_replay(plan["id"]), "over", False), seconds=60)
+            found = client.find_replay(plan["id"])
+            assert found is not None
+            return found.status, found.died_again, found.done == found.items
+
+        # the shop stays open, so they become more
+        wait_until(lambda: any(each.error_type == "KeyError" and each.dead > 1 for each in client.groups()), seconds=60)
+        [bug] = (each.id for each in client.groups() if each.error_type == "KeyError")
+        page = asked(f"{url}groups/{bug}")
+        assert (BUG in page, "Vienna" in page) == (True, True)
+        assert replayed() == ("aborted", 1, False)
+        terminal.press("f")
+        terminal.wait_for("shop.py has changed")
+        # there are two at most; those that bomb.png has killed never said good-bye
+        wait_until(lambda: versions(client).count("1.1") == 2, seconds=60)
+        assert replayed() == ("finished", 0, True)
+    terminal.press("f")
+    terminal.wait_for("shop.py is mended already")
+    assert "no file is left" in terminal.press_ctrl_c()
+
+
+def test_first_lines_offer_what_there_is(scratch: Path) -> None:
+    hidden = "import sys; sys.modules['fastapi'] = None; from bartleby.surfaces.cli import main; main()"
+    for program, words, lines in (
+        (PROGRAM, (), ["for 60 s; with --keep until Ctrl-C.", "A shop opens"]),
+        (PROGRAM, ("--keep",), [", with something", "canary", "A shop opens"]),
+        (PROGRAM, ("--no-console",), ["A shop opens"]),
+        ([sys.executable, "-c", hidden], (), ["without its packages: pip install 'bartleby\\[web\\]'", "A shop opens"]),
+    ):
+        with a_folder(scratch) as folder:
+            process = start(folder, "--seconds", "60", *words, program=program)
+            read_until(process, *lines)
+            out = end(process)
+            assert ("canary" in out) == ("--keep" in words), out
+            nothing_is_left(folder)
+
+
+def test_console_takes_another_port_or_reports_why_it_cannot_start(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(port: object) -> tuple[str | None, str]:
+        (tmp_path / "bartleby.toml").write_text(f"[console]\nport = {port!r}\n")
+        console = Booth(tmp_path, dsn)
+        assert console.address() is None
+        console.open()
+        try:
+            url = console.address()
+            return url, asked(f"{url}api/v1/health") if url else " ".join(console.said)
+        finally:
+            console.kill()
+
+    monkeypatch.setenv("BARTLEBY_CONSOLE_HOST", "no.such.host.invalid")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        url, health = opened(port)
+    assert (url not in {None, f"http://localhost:{port}/"}, bool(json.loads(health))) == (True, True)
+    url, said = opened("none")
+    assert (url, "port" in said) == (None, True)
+
+
+def versions(client: Client) -> list[str | None]:
+    return [each.version for each in client.workers() if each.state == "working"]
+
+
+def test_changed_code_is_deployed_and_a_drained_worker_is_replaced(dsn: str, client: Client, tmp_path: Path) -> None:
+    crew = Crew(tmp_path, dsn, 1)
+    told: list[str] = []
+
+    def until(condition: Callable[[], Any]) -> None:
+        def seen() -> bool:
+            crew.deploy()
+            assert crew.look() == []
+            told.extend(crew.news)
+            crew.news.clear()
+            return bool(condition())
+
+        wait_until(seen, seconds=60)
+
+    def write(text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(tmp_path / "shop.py")
+
+    try:
+        write(CODE % "1.0")
+        until(lambda: versions(client) == ["1.0"])
+        write("def")
+        until(lambda: "shop.py is no Python (" in " ".join(told))
+        assert versions(client) == ["1.0"]
+        write("import nothing_of_that_name")
+        until(lambda: "With the new shop.py a worker ended with code 1" in " ".join(told))
+        write(CODE % "1.2")
+        until(lambda: versions(client) == ["1.2"])
+        [first] = [each.name for each in client.workers() if each.state == "working"]
+        client.drain_worker(first, actor="ana", reason="a test")
+        # it hears of it with its next heartbeat, after 10 s
+        until(lambda: {each.name for each in client.workers() if each.state == "working"} - {first})
+    finally:
+        crew.kill()
