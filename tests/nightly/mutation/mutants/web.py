@@ -279,4 +279,25 @@ MUTANTS = [
         "text = str(text)",
         "tests/mcp/test_tools.py::test_texts_of_strangers_stay_in_marked_fields_and_control_no_terminal",
     ),
+    Mutant(
+        "an agent sees every queue",
+        f"{MCP}/house.py",
+        "role=bearer.role, queues=bearer.queues)",
+        "role=bearer.role)",
+        "tests/mcp/test_serving.py::test_token_names_the_agent_and_its_permissions",
+    ),
+    Mutant(
+        "a reader proposes plans",
+        f"{MCP}/house.py",
+        "Role.READER if role is Role.READER else Role.AGENT",
+        "Role.AGENT",
+        "tests/mcp/test_serving.py::test_token_names_the_agent_and_its_permissions",
+    ),
+    Mutant(
+        "MCP lets a websocket in",
+        f"{MCP}/door.py",
+        '            await send({"type": "websocket.close", "code": 1008})\n',
+        "            await self._app(scope, receive, send)\n",
+        "tests/mcp/test_serving.py::test_one_agent_leaves_connections_to_others",
+    ),
 ]
