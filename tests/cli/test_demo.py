@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from bartleby.errors import BartlebyError
-from bartleby.surfaces.cli.demo import booth, shop, show, view
+from bartleby.surfaces.cli.demo import booth, show, view
 from bartleby.surfaces.cli.demo.crew import Crew, Setback
 from bartleby.surfaces.cli.demo.script import Script
 from bartleby.surfaces.cli.demo.shield import SIGNALS, uninterrupted
@@ -137,9 +137,14 @@ def test_crew_replaces_dead_workers_and_reports_broken_ones(tmp_path: Path) -> N
     for text in ("old", "old", "def", "new"):
         (tmp_path / "shop.py").write_text(text)
         crew.deploy()
-    broken, changed = crew.news
+    crew._start_at = 0
+    assert crew.look() == []
+    started[3].returncode = 1
+    assert crew.look() == []
+    broken, changed, ended = crew.news
     assert broken.startswith("shop.py is no Python (")
     assert changed.startswith("shop.py has changed")
+    assert ended.startswith("With the new shop.py a worker ended with code 1")
 
 
 def test_signal_waits_until_a_process_is_known() -> None:
@@ -157,9 +162,6 @@ def test_signal_waits_until_a_process_is_known() -> None:
 
 
 def test_parts_of_the_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mail-server").write_text("down")
-    assert shop.state_of_mail_server() == "down"
     monkeypatch.setattr(booth, "_PACKAGES", ("fastapi", "surely_not_there"))
     assert booth.missing() == ["surely_not_there"]
     program = tmp_path / "bartleby"

@@ -58,8 +58,7 @@ def test_message_that_is_ready_leased_deferred_or_done(explains: Explains, clien
         r'^payload \{"order"',
     )
     document = explains(sent, *head, "● sent$", "^now ○ ready: it waits for a worker$", "^Next: .*bartleby work")
-    assert (document["message_id"], document["state"], document["queue"]["name"]) == (1, "ready", "orders")
-    assert (document["message"]["key"], document["dead_letter"], document["attempts"]) == ("order-7", None, [])
+    assert (document["state"], document["queue"]["name"], document["dead_letter"]) == ("ready", "orders", None)
     assert client.claim("orders", "web-1:44", lease=6000) is not None
     leased = ("is leased$", "^now ▶ leased by web-1:44$", r"^until .* \(in (99|100) min\) unless extended$", "^Next:")
     assert explains(sent, *leased)["message"]["worker"] == "web-1:44"
@@ -98,13 +97,10 @@ def test_message_that_died_after_every_attempt_and_was_replayed(
     document = explains(
         sent,
         "^Message 1 of queue orders is dead: exhausted, it had no attempts left$",
-        "✗ attempt 1 failed: KeyError: 7$",
         "^→ try again at .*, after 2.0 s — KeyError is transient; attempt 1 of 3$",
-        "✗ attempt 2 failed: the same error$",
         "† attempt 3 failed: the same error$",
         "^→ dead, exhausted — KeyError is transient; attempt 3 of 3$",
         "^now † dead: it will not be tried again by itself$",
-        "^KeyError: 7$",
         "^Next: `bartleby groups show 1`",
         "^bartleby replay 1 --reason 'why it works now'$",
     )
@@ -122,7 +118,6 @@ def test_message_that_died_after_every_attempt_and_was_replayed(
     document = explains(
         sent,
         "is done, after it was dead$",
-        "↻ replayed by who: why it works now$",
         "^cycle 2: attempts count from 1 again$",
         "† attempt 1 failed: KeyError: 8$",
         "^→ dead, terminal — once more$",
@@ -140,12 +135,8 @@ def test_crashed_and_rejected_messages(explains: Explains, client: Client, conn:
     lease = client.claim("orders", "w")
     assert lease is not None
     client.reject(lease.id, lease.messages[0].position, "unacceptable", "no customer")
-    explains(
-        rejected,
-        "is dead: unacceptable, its payload cannot be handled$",
-        "† attempt 1 was rejected: unacceptable: no customer$",
-        "^→ dead, unacceptable — rejected as unacceptable$",
-    )
+    why = ("† attempt 1 was rejected: unacceptable: no customer$", "^→ dead, unacceptable — rejected as unacceptable$")
+    explains(rejected, "is dead: unacceptable, its payload cannot be handled$", *why)
     client.configure_queue("orders", {"crash_budget": 1})
     clock = move_clock(conn)
     sent = client.send_many("orders", [{"payload": 1}, {"payload": 2}])[0]
@@ -255,23 +246,12 @@ def test_message_replayed_meanwhile_is_looked_for_again(client: Client, monkeypa
 def test_discard_restore_hold_and_release(explains: Explains, client: Client) -> None:
     sent = die(client)
     client.discard([sent], actor="ana", reason="spam")
-    explains(
-        sent,
-        "^Message 1 of queue orders is discarded, after it was dead: terminal",
-        "⊘ discarded, by ana: spam$",
-        "^now ⊘ discarded: its evidence is kept",
-        "^bartleby restore 1 --reason 'why it is needed'$",
-    )
+    discarded = ("is discarded, after it was dead: terminal", "⊘ discarded, by ana: spam$", "^now ⊘ discarded: ")
+    explains(sent, *discarded, "^bartleby restore 1 --reason 'why it is needed'$")
     client.restore([sent], actor="ben", reason="it was none")
     client.hold([sent], actor="ana", reason="evidence")
-    explains(
-        sent,
-        "is dead: terminal, trying again is pointless, and on hold$",
-        "† restored: dead again, by ben: it was none$",
-        "⚑ put on hold, by ana: evidence$",
-        "^Next: it is on hold",
-        "^bartleby hold 1 --off --reason 'why it may go'$",
-    )
+    held = ("is dead: terminal, .* on hold$", "† restored: dead again, by ben: it was none$", "⚑ put on hold, by ana: ")
+    explains(sent, *held, "^Next: it is on hold", "^bartleby hold 1 --off --reason 'why it may go'$")
     client.hold([sent], on=False, actor="ben", reason="no longer")
     released = ("⚑ put on hold", "⚐ released from its hold, by ben: no longer$", "^now † dead", "^bartleby replay 1 ")
     actions = [each["action"] for each in explains(sent, *released)["deeds"]]

@@ -1,34 +1,13 @@
-"""Mistakes of the first minutes: forgotten parentheses, no database, an old schema."""
+"""Mistakes of the first minutes: no database, an old schema."""
 
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
-from bartleby import Bartleby, InvalidHandler, InvalidPolicy, InvalidSettings, Message, VersionMismatch, dev
+from bartleby import Bartleby, InvalidSettings, VersionMismatch, dev
 from bartleby.version import __version__
+from tests.cli.conftest import Conn
 from tests.kit.worker import drain
-
-Conn = psycopg.Connection[tuple[Any, ...]]
-
-
-def test_handler_that_cannot_be_one_is_refused_at_once() -> None:
-    made = Bartleby()
-    with pytest.raises(InvalidHandler, match="needs the name of its queue") as caught:
-        made.handler(print)  # type: ignore[arg-type] # what the decorator does without parentheses
-    assert caught.value.hint == '@app.handler("orders")'
-    assert not made.handlers
-    with pytest.raises(InvalidHandler, match="the payload comes first") as caught:
-
-        @made.handler("orders")
-        def swapped(message: Message, order: dict[str, object]) -> None: ...
-
-    assert caught.value.hint == "def handle(order: Order, message: Message)"
-    with pytest.raises(InvalidPolicy, match=r"^tests\.cli\.test_first_steps.*wrong: .*max_attempt"):
-
-        @made.handler("orders", retry={"max_attempt": 3})
-        def wrong(message: Message) -> None: ...
 
 
 def test_embedded_server_is_used_where_nothing_is_configured(

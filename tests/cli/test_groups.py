@@ -100,11 +100,11 @@ def test_view_says_what_broke_and_what_to_do(bartleby: Run, terminal: Terminal, 
     on_screen = terminal("groups", "1").lines
     assert on_screen[0] == shown.out.splitlines()[0]
     assert max(map(len, on_screen)) <= 80
-    number = "12345678901234567890.10000000000000000001"
+    digits = "12345678901234567890.10000000000000000001"
     edited = "update bartleby.dead_letter set payload = %s, edited = '{}'"
-    conn.execute(edited.encode(), [f'{{"n": {number}, "t": "\u2028"}}'])
+    conn.execute(edited.encode(), [f'{{"n": {digits}, "t": "\u2028"}}'])
     text = bartleby("groups", "1", "--json").out
-    assert f'"payload": {{"n": {number}, "t": "\\u2028"}}' in text  # every digit
+    assert f'"payload": {{"n": {digits}, "t": "\\u2028"}}' in text  # every digit
     assert '"edited": {},' in text
     document = bartleby("groups", "show", "1", "--json").document
     assert (document["queue"]["name"], document["newest"]["message_id"]) == ("orders", 3)

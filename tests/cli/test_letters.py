@@ -77,10 +77,9 @@ def test_several_letters_are_a_question(terminal: Terminal, client: Client, dsn:
     assert done.asked == ["Discard 12 letters of queue orders? [y/N] "]
     assert set(statuses(client, sent)) == {"dead"}
     done = terminal("discard", "queue:orders", *WHY, answers=["y"])
-    assert "filter    queue:orders status:dead" in done.lines
-    assert any(line.startswith("selected  all 12 that match, frozen at ") for line in done.lines)
-    assert "… and 7 more" in done.lines
-    assert "12 letters discarded" in done.lines
+    for text in ("filter    queue:orders status:dead", "selected  all 12 that match, frozen at ", "… and 7 more",
+                 "12 letters discarded"):  # fmt: skip
+        assert any(line.startswith(text) for line in done.lines), text
     client.create_queue("mail")
     bury(client, range(2))
     bury(client, range(2), queue="mail")
@@ -118,13 +117,12 @@ def test_selection_is_frozen_before_the_question(terminal: Terminal, client: Cli
 
 
 def test_many_letters_are_undone_by_their_filter(bartleby: Run, client: Client) -> None:
-    sent = bury(client, range(30), error="no route to host")
+    bury(client, range(30), error="no route to host")
     done = bartleby("discard", "error:no route", *YES)
     assert done.out == "30 letters discarded\n"
     assert done.err.endswith("""bartleby restore 'error:"no route"'\n""")
     restored = bartleby("restore", 'error:"no route"', *YES)
     assert (restored.out, restored.err) == ("30 letters restored\n", "")  # discarding the filter would not undo it
-    assert set(statuses(client, sent)) == {"dead"}
     assert "bartleby restore --all" in bartleby("discard", "--all", *YES).err
 
 

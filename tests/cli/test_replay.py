@@ -107,36 +107,30 @@ def test_one_letter_without_a_worker_is_not_awaited_for_ever(
 
 def test_selection_is_shown_run_and_reported(shop: Shop, client: Client, bartleby: Run, terminal: Terminal) -> None:
     bury(client, range(4))
-    bury(client, range(2), kind="ValueError")
     bury(client, range(3), kind="TypeError")
-    shop.mended.set()
-    with shop.open():
-        done = bartleby("replay", "type:KeyError", "queue:orders", *SURE)
-        assert (done.code, done.out) == (0, "replay 1: 4 done\n")
-        found = bartleby("replay", "type:ValueError", *SURE, "--json").document
-        assert terminal("replay", "type:TypeError", *SURE).lines[-1] == "replay 3: 3 done"
-    assert "type:KeyError queue:orders" in done.err
-    assert re.search(r"will run +4: orders 4$", done.err, re.MULTILINE)
-    assert re.search(r"letters +4, frozen \d\d:\d\d:\d\d; died .* ago$", done.err, re.MULTILINE)
-    assert "canary" not in done.err
-    assert (found["status"], found["done"], found["patch"], found["will_run"]) == ("finished", 2, None, 2)
-
-
-def test_skipped_and_dead_again_letters_end_with_exit_code_3(shop: Shop, client: Client, bartleby: Run) -> None:
-    ids = bury(client, [1, 2, 3, {"poison": 1}, 5])
+    bury(client, range(2), kind="OSError")
+    ids = bury(client, [1, 2, 3, {"poison": 1}, 5], kind="ValueError")
     client.replay(ids[:1], **BEN)
     client.hold(ids[1:2], actor="ana", reason="evidence")
     shop.mended.set()
     with shop.open():
         until(lambda: statuses(client, ids[:1]) == ["resolved"])  # later it would be drift
+        done = bartleby("replay", "type:KeyError", "queue:orders", *SURE)
+        assert (done.code, done.out) == (0, "replay 1: 4 done\n")
+        assert ("type:KeyError queue:orders" in done.err, "canary" in done.err) == (True, False)
+        assert re.search(r"will run +4: orders 4$", done.err, re.MULTILINE)
+        assert re.search(r"letters +4, frozen \d\d:\d\d:\d\d; died .* ago$", done.err, re.MULTILINE)
+        assert terminal("replay", "type:TypeError", *SURE).lines[-1] == "replay 2: 3 done"
         done = bartleby("replay", *map(str, ids), *SURE)
         assert done.code == 3
-        assert done.out.startswith("replay 1: 2 done, 1 dead again, 2 skipped: ")
+        assert done.out.startswith("replay 3: 2 done, 1 dead again, 2 skipped: ")
         for each in ("1 already resolved", "1 on hold by ana: evidence"):
             assert each in done.out
         assert "dead again of ValueError: poison: 1 (group " in done.err
-        assert "bartleby dead replay:1" in done.err
+        assert "bartleby dead replay:3" in done.err
         assert "1 of them died again after an earlier replay" in bartleby(*ORDERS, "--dry-run").out
+        found = bartleby("replay", "type:OSError", *SURE, "--json").document
+    assert (found["status"], found["done"], found["patch"], found["will_run"]) == ("finished", 2, None, 2)
 
 
 def test_more_than_a_hundred_have_a_canary(

@@ -8,15 +8,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bartleby import Client
 from bartleby.surfaces.cli.demo.booth import Booth
-from bartleby.surfaces.cli.demo.crew import Crew
 from bartleby.surfaces.cli.demo.shield import SIGNALS
 from bartleby.surfaces.cli.demo.stage import BUG
 from tests.kit.commands import PROGRAM, STEERING
@@ -39,12 +37,6 @@ PLOT = [
     "no server, no worker, no file is left",
 ]
 END = re.compile(r"Dead letters: (\d+) are really 4 bugs. Workers that died: 3.")
-CODE = """
-from bartleby import Bartleby
-app = Bartleby(version="%s")
-@app.handler("demo")
-def handle(message): pass
-"""
 
 
 @pytest.fixture
@@ -52,12 +44,6 @@ def folder(scratch: Path) -> Iterator[Path]:
     with a_folder(scratch) as path:
         yield path
         nothing_is_left(path)
-
-
-@pytest.fixture
-def client(dsn: str) -> Iterator[Client]:
-    with Client(dsn) as opened:
-        yield opened
 
 
 def asked(url: str, body: object = None) -> str:
@@ -177,7 +163,9 @@ def test_bug_is_found_fixed_with_a_key_and_replayed(folder: Path) -> None:
         terminal.press("f")
         terminal.wait_for("shop.py has changed")
         # there are two at most; those that bomb.png has killed never said good-bye
-        wait_until(lambda: versions(client).count("1.1") == 2, seconds=60)
+        wait_until(
+            lambda: [each.version for each in client.workers() if each.state == "working"].count("1.1") == 2, seconds=60
+        )
         assert replayed() == ("finished", 0, True)
     terminal.press("f")
     terminal.wait_for("shop.py is mended already")
@@ -222,43 +210,3 @@ def test_console_takes_another_port_or_reports_why_it_cannot_start(
     assert (url not in {None, f"http://localhost:{port}/"}, bool(json.loads(health))) == (True, True)
     url, said = opened("none")
     assert (url, "port" in said) == (None, True)
-
-
-def versions(client: Client) -> list[str | None]:
-    return [each.version for each in client.workers() if each.state == "working"]
-
-
-def test_changed_code_is_deployed_and_a_drained_worker_is_replaced(dsn: str, client: Client, tmp_path: Path) -> None:
-    crew = Crew(tmp_path, dsn, 1)
-    told: list[str] = []
-
-    def until(condition: Callable[[], Any]) -> None:
-        def seen() -> bool:
-            crew.deploy()
-            assert crew.look() == []
-            told.extend(crew.news)
-            crew.news.clear()
-            return bool(condition())
-
-        wait_until(seen, seconds=60)
-
-    def write(text: str) -> None:
-        (tmp_path / "new").write_text(text)
-        (tmp_path / "new").rename(tmp_path / "shop.py")
-
-    try:
-        write(CODE % "1.0")
-        until(lambda: versions(client) == ["1.0"])
-        write("def")
-        until(lambda: "shop.py is no Python (" in " ".join(told))
-        assert versions(client) == ["1.0"]
-        write("import nothing_of_that_name")
-        until(lambda: "With the new shop.py a worker ended with code 1" in " ".join(told))
-        write(CODE % "1.2")
-        until(lambda: versions(client) == ["1.2"])
-        [first] = [each.name for each in client.workers() if each.state == "working"]
-        client.drain_worker(first, actor="ana", reason="a test")
-        # it hears of it with its next heartbeat, after 10 s
-        until(lambda: {each.name for each in client.workers() if each.state == "working"} - {first})
-    finally:
-        crew.kill()
