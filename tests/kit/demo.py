@@ -23,12 +23,14 @@ def a_folder(scratch: Path) -> Iterator[Path]:
     """Yield a directory for a demo; at the end its processes are killed and it is removed."""
     path = Path(tempfile.mkdtemp(prefix="bartleby-show-", dir=scratch))
     path.chmod(0o755)
-    yield path
-    # after a failed test the demo itself, too
-    for process in _started_with(path):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-    shutil.rmtree(path)
+    try:
+        yield path
+    finally:
+        # after a failed test the demo itself, too
+        for process in _started_with(path):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        shutil.rmtree(path)
 
 
 def _started_with(folder: Path) -> set[int]:
