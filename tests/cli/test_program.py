@@ -90,6 +90,11 @@ def test_console_script_works_in_a_process_of_its_own(client: Client, dsn: str, 
     assert run("nonsense").code == 2
 
 
+def test_list_is_another_name_of_each_list(bartleby: Run, client: Client) -> None:
+    for noun in ("sinks", "tokens", "workers"):
+        assert bartleby(noun, "list") == bartleby(noun), noun
+
+
 @pytest.mark.own_database
 def test_missing_role_is_reported_with_what_each_role_may_do(
     bartleby: Run, client: Client, conn: Conn, login: Callable[..., str]
