@@ -25,9 +25,9 @@ from bartleby import Client, events
 from bartleby.errors import BartlebyError
 from tests.kit.relay import die_together
 from tests.kit.sinks.conformance import Sink
+from tests.kit.sql import column, value
 from tests.kit.worker import ENVIRONMENT
 from tests.nightly.buses.bus_servers import run
-from tests.nightly.chaos.replay_stage import column, value
 
 QUEUE = "orders"
 LETTERS = ["dead_letter.*"]

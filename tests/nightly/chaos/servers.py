@@ -5,14 +5,14 @@ import shutil
 import signal
 import tempfile
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import psycopg
 
 from bartleby import dev
 from tests.kit.database import install
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from tests.kit.sql import Connection
+from tests.kit.worker import until
 
 
 class OwnServer:
@@ -20,10 +20,11 @@ class OwnServer:
 
     def __init__(self, scratch: Path, settings: dict[str, str] | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bartleby-own-", dir=scratch))
-        self._settings = settings
+        self._settings = settings or {}
 
     def __enter__(self) -> Self:
-        self.running = dev.start(self._folder, settings=self._settings or {})
+        self.running = dev.start(self._folder, settings=self._settings)
+        self.dsn = self.running.dsn
         install(self.dsn)
         return self
 
@@ -31,10 +32,6 @@ class OwnServer:
         if dev.running(self._folder) is not None:
             self.running.stop("immediate")
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    @property
-    def dsn(self) -> str:
-        return self.running.dsn
 
     def connect(self) -> Connection:
         return psycopg.connect(self.dsn, autocommit=True)
@@ -49,7 +46,32 @@ class OwnServer:
         if self.running._process is not None:
             self.running._process.wait()
 
+    def kill_a_backend(self) -> None:
+        """Kill a backend that settles, or any: the server cuts all sessions and restarts by itself."""
+        with self.connect() as conn:
+            query = "select pid from pg_stat_activity where application_name = 'bartleby settles' order by random()"
+            pid = conn.execute(query).fetchone() or (conn.info.backend_pid,)
+            os.kill(pid[0], signal.SIGKILL)
+            until(lambda: not works(conn), what="a crash")
+
     def start_again(self) -> None:
-        again = dev.start(self._folder, settings=self._settings or {})
+        again = dev.start(self._folder, settings=self._settings)
         if again.started:
             self.running = again
+        until(lambda: can_connect(self.dsn))
+
+
+def works(conn: Connection) -> bool:
+    try:
+        conn.execute("select")
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def can_connect(dsn: str) -> bool:
+    try:
+        psycopg.connect(dsn).close()
+    except psycopg.OperationalError:
+        return False
+    return True

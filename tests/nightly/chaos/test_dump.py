@@ -4,97 +4,76 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, LiteralString
 
 import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
 from bartleby import dev
 from tests.kit.clock import Clock, move_clock
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-FILLER: LiteralString = """
-    select bartleby.send_many('q', jsonb_agg(jsonb_build_object('payload', repeat('x', 500))))
-    from generate_series(1, 200)"""
-
-
-def program(name: str) -> str:
-    found = shutil.which(name, path=dev.find_binaries())
-    if found is None:
-        pytest.skip(f"there is no {name} beside this PostgreSQL")
-    return found
+from tests.kit.database import database_dsn
+from tests.kit.sql import Connect, Connection, claim, column, create, drain, psql, reap, reject, send
 
 
 def test_dump_taken_while_the_ring_turns_restores_every_message(
-    dsn: str, connect: Callable[..., Connection], scratch: Path, tmp_path: Path
+    conn: Connection, dsn: str, connect: Connect, scratch: Path, tmp_path: Path
 ) -> None:
-    pg_dump, psql = program("pg_dump"), program("psql")
-    conn = connect()
-    clock = move_clock(conn)
-    alive, dead = populate(conn, clock, connect)
+    pg_dump = shutil.which("pg_dump", path=dev.find_binaries())
+    if pg_dump is None:
+        pytest.skip("there is no pg_dump beside this PostgreSQL")
+    alive, dead = populate(conn, connect)
+    files = [tmp_path / f"{number}.sql" for number in range(3)]
     with turning(connect):
-        for number in range(3):
-            file = tmp_path / f"{number}.sql"
+        for file in files:
             subprocess.run([pg_dump, "-xO", "-d", dsn, "-f", file], check=True)
     folder = Path(tempfile.mkdtemp(prefix="bartleby-restore-", dir=scratch))
     try:
         with dev.start(folder) as elsewhere:
-            for number in range(3):
-                restored = f"{elsewhere.dsn.rpartition('/')[0]}/restored{number}"
+            for file in files:
                 with psycopg.connect(elsewhere.dsn, autocommit=True) as admin:
-                    admin.execute(f"create database restored{number}".encode())
-                command = [psql, "-Xq", "-v", "ON_ERROR_STOP=1", "-o", str(tmp_path / "out"), "-d", restored]
-                subprocess.run([*command, "-f", str(tmp_path / f"{number}.sql")], check=True)
+                    admin.execute(f"create database restored{file.stem}".encode())
+                restored = database_dsn(elsewhere, f"restored{file.stem}")
+                done = psql(restored, "-o", str(tmp_path / "out"), "-f", str(file))
+                assert done.returncode == 0, done.stderr
                 with psycopg.connect(restored, autocommit=True) as there:
                     go_on(there, alive, dead)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def populate(conn: Connection, clock: Clock, connect: Callable[..., Connection]) -> tuple[list[str], list[str]]:
+def populate(conn: Connection, connect: Connect) -> tuple[list[str], list[str]]:
     """Put messages into every place there is, with open senders; return what is alive and what is dead."""
-    conn.execute("select bartleby.create_queue('q', '{\"backoff\": \"none\"}')")
-    conn.execute(FILLER)
-    while claim(conn, 100, ack=True):
-        pass
+    clock = move_clock(conn)
+    create(conn, backoff="none")
+    conn.execute(
+        "select bartleby.send_many('q', jsonb_agg(jsonb_build_object('payload', repeat('x', 500))))"
+        " from generate_series(1, 200)"
+    )
+    drain(conn)
     for k in range(2):
-        slow = connect(autocommit=False)
-        slow.execute("select bartleby.send('q', '\"never\"')")
-        conn.execute("select bartleby.send('q', %s)", [Jsonb(f"behind {k}")])
-        assert claim(conn, 10, ack=True) == [f"behind {k}"]
-        assert claim(conn, 10, ack=True) == []
+        send(connect(autocommit=False), "never")
+        send(conn, f"behind {k}")
+        assert drain(conn) == [f"behind {k}"]
         clock.advance(5 - 5 * k)
-        assert claim(conn, 10, ack=True) == []
+        assert drain(conn) == []
     assert conn.execute("select from bartleby.hole").rowcount == 1
     alive, dead = [f"alive {k}" for k in range(30)], ["dead 0", "dead 1"]
     for value in (*dead, *alive[:20]):
-        conn.execute("select bartleby.send('q', %s)", [Jsonb(value)])
+        send(conn, value)
     for value in alive[20:]:
-        conn.execute("select bartleby.send('q', %s, p_delay => '10 seconds')", [Jsonb(value)])
+        send(conn, value, delay="10 seconds")
     for value in dead:
-        ((lease, position, payload),) = conn.execute(
-            "select lease_id, position, payload from bartleby.claim('q', 'w')"
-        ).fetchall()
-        assert payload == value
-        conn.execute("select bartleby.reject(%s, %s, 'unacceptable')", [lease, position])
-    assert claim(conn, 5, ack=False) == alive[:5]
+        claimed = claim(conn)
+        assert claimed.payloads == [value]
+        reject(conn, claimed.lease, claimed.positions[0], "unacceptable")
+    assert claim(conn, 5).payloads == alive[:5]
     return alive, dead
 
 
-def claim(conn: Connection, limit: int, *, ack: bool) -> list[str]:
-    query = "select lease_id, payload from bartleby.claim('q', 'w', %s) order by position"
-    rows = conn.execute(query, [limit]).fetchall()
-    if rows and ack:
-        conn.execute("select bartleby.ack(%s)", [rows[0][0]])
-    return [row[1] for row in rows]
-
-
 @contextmanager
-def turning(connect: Callable[..., Connection]) -> Iterator[None]:
+def turning(connect: Connect) -> Iterator[None]:
     """Turn the ring as fast as possible."""
     conn, stop, failed = connect(), threading.Event(), list[BaseException]()
 
@@ -114,15 +93,10 @@ def turning(connect: Callable[..., Connection]) -> Iterator[None]:
 
 
 def go_on(conn: Connection, alive: list[str], dead: list[str]) -> None:
-    rows = conn.execute("select payload from bartleby.messages order by message_id").fetchall()
-    assert [payload for (payload,) in rows] == alive
-    conn.execute("update public.test_clock set shift = shift + interval '1 hour'")
-    conn.execute("select bartleby.reap()")
-    conn.execute("select bartleby.send('q', '\"new\"')")
-    ids = [row[0] for row in conn.execute("select message_id from bartleby.dead_letters")]
-    conn.execute("select bartleby.replay(%s, 'me', 'restored')", [ids])
-    got: list[str] = []
-    while some := claim(conn, 10, ack=True):
-        got += some
-    assert sorted(got) == sorted([*alive, *dead, "new"])
+    assert column(conn, "select payload from bartleby.messages order by message_id") == alive
+    Clock(conn).advance(3600)
+    reap(conn)
+    send(conn, "new")
+    conn.execute("select bartleby.replay(array(select message_id from bartleby.dead_letters), 'me', 'restored')")
+    assert sorted(drain(conn, limit=10)) == sorted([*alive, *dead, "new"])
     assert conn.execute("select from bartleby.messages").rowcount == 0

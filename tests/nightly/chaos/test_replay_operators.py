@@ -1,36 +1,27 @@
 """Eight operators act on the same letters while workers handle what is replayed: one wins, the others are refused."""
 
-import json
 import logging
+import random
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
 from bartleby import Client
-from tests.nightly.chaos.replay_actors import actors
-from tests.nightly.chaos.replay_crowd import QUEUES, REFUSED
-from tests.nightly.chaos.replay_stage import (
-    SEED,
-    Connection,
-    bury,
-    column,
-    consuming,
-    create,
-    dice,
-    finish,
-    sound,
-    value,
-)  # fmt: skip
+from tests.kit.sql import Connection, column, value
+from tests.nightly.chaos import actors
+from tests.nightly.chaos.actors import QUEUES, REFUSED
+from tests.nightly.chaos.ledgers import read
+from tests.nightly.chaos.replay_stage import bury, consuming, finish, open_queue, sound
+from tests.nightly.chaos.stage import SEED
 
-LETTERS = 40
-log = logging.getLogger(__name__)
+LETTERS, OPERATORS = 40, 8
 SECONDS = 30
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -39,17 +30,16 @@ def tidying(dsn: str) -> Iterator[None]:
     stop, errors = threading.Event(), list[BaseException]()
 
     def tidy() -> None:
-        with Client(dsn) as client:
-            while not stop.wait(0.02):
-                try:
+        try:
+            with Client(dsn) as client:
+                while not stop.wait(0.02):
                     client.reap()
                     client.tally(50)
                     client.regroup(20)
                     client.prune(50)
                     client.advance_replays(7)
-                except psycopg.Error as error:
-                    errors.append(error)
-                    return
+        except psycopg.Error as error:
+            errors.append(error)
 
     thread = threading.Thread(target=tidy)
     thread.start()
@@ -61,31 +51,32 @@ def tidying(dsn: str) -> Iterator[None]:
     assert not errors
 
 
-def actions(folder: Path) -> list[tuple[str, int, str, str]]:
-    return [tuple(json.loads(line)) for path in folder.glob("*.actions") for line in path.read_text().splitlines()]
-
-
 @pytest.mark.timeout(600)
 def test_one_of_eight_operators_wins_each_letter(conn: Connection, dsn: str, tmp_path: Path) -> None:
     for queue in QUEUES:
-        create(conn, queue)
-    ids, rng = bury(conn, LETTERS), dice("eight")
+        open_queue(conn, queue)
+    ids, rng = bury(conn, LETTERS), random.Random(SEED)
 
     def dies(message: int) -> str | None:
         done = message % 4 == 0 and rng.random() < 0.05
         return None if done else rng.choice("abc")
 
-    with tidying(dsn), ExitStack() as stack, actors() as cast:
-        consumers = [stack.enter_context(consuming(dsn, queue, dies=dies)) for queue in QUEUES * 2]
-        cast.run("crowd", dsn=dsn, ids=ids, folder=str(tmp_path), seed=SEED, seconds=SECONDS)
+    with tidying(dsn), ExitStack() as stack:
+        consumers = [stack.enter_context(consuming(dsn, queue, dies)) for queue in QUEUES * 2]
+        crowd = [
+            actors.start(actors.operate, dsn, ids, tmp_path / f"operator{n}", f"{SEED} {n}", SECONDS)
+            for n in range(OPERATORS)
+        ]
+        for each in crowd:
+            each.join()
+    assert [each.exitcode for each in crowd] == [0] * OPERATORS
     finish(conn)
     conn.execute("select bartleby.regroup()")
     runs = sum((each.runs for each in consumers), Counter[int]())
     deaths = sum((each.deaths for each in consumers), Counter[int]())
-    answers = actions(tmp_path)
+    answers = [entry for path in tmp_path.glob("operator*") for entry in read(path)]
     wins = Counter((verb, message) for verb, message, outcome, _ in answers if outcome != REFUSED)
-    refused = [words for _, _, outcome, words in answers if outcome == REFUSED]
-    assert all(refused), "a refusal without an explanation"
+    assert all(words for _, _, outcome, words in answers if outcome == REFUSED), "a refusal without an explanation"
     for message, status, held, cycle, history in conn.execute(
         "select message_id, status, held_at is not null, cycle, jsonb_array_length(failure_history)"
         " from bartleby.dead_letter order by 1"
@@ -100,20 +91,18 @@ def test_one_of_eight_operators_wins_each_letter(conn: Connection, dsn: str, tmp
     assert value(conn, "select count(*) from bartleby.messages") == 0
     took_turns(conn)
     sound(conn)
-    log.info("%s; %s refused", Counter(verb for verb, _, outcome, _ in answers if outcome != REFUSED), len(refused))
+    log.info("%s", Counter(verb for verb, _, outcome, _ in answers if outcome != REFUSED))
     assert {verb for verb, _ in wins} == {"replay", "discard", "restore", "hold", "release"}
 
 
 def took_turns(conn: Connection) -> None:
     """Check that the audit log is in the order of events: nothing is discarded or held twice in a row."""
-    query: LiteralString = """
-        select id, action, (subject ->> 'message_ids')::int8multirange from bartleby.audit
-        where action like 'letter.%' order by id"""
+    query = "select id, action, (subject ->> 'message_ids')::int8multirange from bartleby.audit"
     last: dict[tuple[str, int], str] = defaultdict(str)
-    for number, action, ranges in conn.execute(query):
+    for number, action, ranges in conn.execute(query + " where action like 'letter.%' order by id"):
         verb = action.removeprefix("letter.")
         kind = "hold" if verb in {"hold", "release"} else "status"
-        for message in members(ranges):
+        for message in (message for each in ranges for message in range(each.lower, each.upper)):
             if kind == "hold":
                 assert (last[kind, message] == "hold") == (verb == "release"), (number, message)
             elif verb == "restore":
@@ -122,7 +111,3 @@ def took_turns(conn: Connection) -> None:
                 assert last[kind, message] != "discard", (number, message)
             assert kind == "hold" or last["hold", message] != "hold", (number, message)
             last[kind, message] = verb
-
-
-def members(ranges: Any) -> list[int]:
-    return [message for each in ranges for message in range(each.lower, each.upper)]

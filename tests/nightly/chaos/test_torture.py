@@ -1,12 +1,10 @@
-"""Producers and consumers are killed at any moment: no message is lost, invented or acknowledged twice."""
+"""Producers and consumers are killed at any moment: nothing is lost, invented, done twice or charged."""
 
 import logging
-import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,20 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
 from bartleby import dev
+from tests.kit.sql import Connect, Connection, create, send
+from tests.kit.worker import until
+from tests.nightly.chaos import actors
 from tests.nightly.chaos.actors import QUEUE
-from tests.nightly.chaos.ledgers import Report, compare, read
+from tests.nightly.chaos.ledgers import Fault, Ledger, Sent, judge, read
+from tests.nightly.chaos.stage import SEED
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-ROOT = Path(__file__).parents[3]
 POLICY = {"lease": 2, "max_attempts": 32000, "crash_budget": 32000, "backoff": "fixed", "base": 0.2}
 PRODUCERS, CONSUMERS = 6, 3
 MESSAGES = 130_000
 DUMPS, TURNS = 5, 3
+# Sessions pause where a race has its window: after the clock, a position, a snapshot, a probe.
 SLOWED = [
     ("clock", "", "timestamptz", "clock_timestamp()"),
     ("big", "p_payload jsonb, p_headers jsonb", "integer", "null"),
@@ -47,217 +46,157 @@ SLOWED = [
     ),
 ]
 log = logging.getLogger(__name__)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @dataclass(slots=True)
-class Stage:
-    """The processes of one run, their ledgers, and which of them were killed."""
+class Torture:
+    """The processes of one run, what each producer still has to send, and which were killed."""
 
     dsn: str
     folder: Path
-    rng: random.Random
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    killed: set[str] = field(default_factory=set)
+    rng: random.Random = field(default_factory=lambda: random.Random(SEED))
+    running: dict[str, Any] = field(default_factory=dict)
+    quota: dict[str, int] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
     started: int = 0
 
-    def start(self, actor: str, quota: int = 0) -> str:
+    def start(self, actor: Callable[..., None], quota: int = 0) -> None:
         self.started += 1
-        name = f"{actor}{self.started}"
-        words = [actor, self.dsn, self.ledger(name), name, self.stop(actor), quota]
-        command = [sys.executable, "-m", "tests.nightly.chaos.actors", *(str(word) for word in words)]
-        self.running[name] = subprocess.Popen(command, cwd=ROOT)
-        return name
+        name = f"{actor.__name__}{self.started}"
+        arguments = [name, quota] if quota else []
+        self.quota |= {name: quota} if quota else {}
+        self.running[name] = actors.start(actor, self.dsn, self.folder, *arguments)
 
-    def ledger(self, name: str) -> Path:
-        return self.folder / f"{name}.ledger"
-
-    def ledgers(self, actor: str) -> list[Path]:
-        return sorted(self.folder.glob(f"{actor}*.ledger"))
-
-    def stop(self, actor: str) -> Path:
-        return self.folder / f"{actor}.stop"
-
-    def alive(self, actor: str) -> list[str]:
-        return [name for name in self.running if name.startswith(actor)]
-
-    def kill_one(self, actor: str) -> str | None:
-        """Kill one of them with signal 9 and return its name; it may have ended before."""
-        name = self.rng.choice(self.alive(actor) or [None])
-        if name is None:
-            return None
-        process = self.running.pop(name)
+    def kill_one(self, actor: str) -> None:
+        """Kill one of them with signal 9 and start another in its place; it may have ended before."""
+        name = self.rng.choice([name for name in self.running if name.startswith(actor)] or [""])
+        if not name:
+            return
+        process, since = self.running.pop(name), time.monotonic()
         process.kill()
-        if (code := process.wait()) != 0:
-            assert code == -signal.SIGKILL, f"{name} failed"
-            self.killed.add(name)
-        return name
-
-    def end(self, actor: str) -> None:
-        self.stop(actor).touch()
-        for name in self.alive(actor):
-            assert self.running.pop(name).wait(60) == 0, f"{name} failed"
+        process.join()
+        assert process.exitcode in {0, -signal.SIGKILL}, f"{name} failed"
+        self.faults.append(Fault("killed", since, time.monotonic(), process.pid))
+        if actor == "consume":
+            self.start(actors.consume)
+        elif (left := self.quota.pop(name) - self.sent(name)) > 0:
+            self.start(actors.produce, left)
 
     def sent(self, name: str) -> int:
-        path = self.ledger(name)
-        return sum(len(values) for word, _, values in read(path) if word == "T") if path.exists() else 0
+        return sum(len(entry) - 2 for entry in read(self.folder / f"{name}.sent") if entry[0] == "T")
+
+    def reap(self) -> None:
+        for name in [name for name in self.quota if self.running[name].exitcode is not None]:
+            assert self.running.pop(name).exitcode == 0, f"{name} failed"
+            del self.quota[name]
+
+    def end(self, actor: str) -> None:
+        (self.folder / f"{actor}.stop").touch()
+        for name in [name for name in self.running if name.startswith(actor)]:
+            process = self.running.pop(name)
+            process.join(60)
+            assert process.exitcode == 0, f"{name} failed"
+
+    def tended(self) -> tuple[list[int], int]:
+        """Return the leases that were taken back, and how often the ring turned."""
+        entries = list(read(self.folder / "tended"))
+        leases = [each for entry in entries for each in entry if isinstance(each, int)]
+        return leases, sum("emptied" in str(entry) for entry in entries)
 
 
 @contextmanager
-def stage(dsn: str, folder: Path) -> Iterator[Stage]:
-    opened = Stage(dsn, folder, random.Random(int(os.environ.get("BARTLEBY_SEED", "0"))))
+def tortured(dsn: str, folder: Path, connect: Connect, total: int) -> Iterator[Torture]:
+    """Kill producers and consumers while the block runs and until they have sent everything; then judge."""
+    admin = connect()
+    create(admin, QUEUE, **POLICY)
+    run = Torture(dsn, folder)
     try:
-        yield opened
+        run.start(actors.tend)
+        for _ in range(CONSUMERS):
+            run.start(actors.consume)
+        with slow_senders(connect, folder):
+            for _ in range(PRODUCERS):
+                run.start(actors.produce, total // PRODUCERS)
+            yield run
+            while run.quota:
+                kill_some(run)
+        # less than the minute after which the sweep behind the mark would find what was passed by
+        until(lambda: not admin.execute("select from bartleby.messages limit 1").rowcount, 50, "an empty queue")
+        run.end("consume")
+        run.end("tend")
     finally:
-        for process in opened.running.values():
+        for process in run.running.values():
             process.kill()
-            process.wait()
+            process.join()
+    sent = Sent.read(folder)
+    assert len(sent.committed | sent.maybe) >= total * 3 // 4
+    assert sent.undone
+    assert run.faults
+    report = judge(folder, run.faults, lapsed=run.tended()[0])
+    log.info("seed %s: %s; %s killed", SEED, report, len(run.faults))
+    assert not report.broken, str(report)
+    assert admin.execute("select from bartleby.dead_letters").rowcount == 0
 
 
 @contextmanager
-def slow_senders(connect: Callable[..., Connection]) -> Iterator[set[str]]:
-    """Keep one transaction open and one prepared until the body ends; then commit both. Yields what they sent."""
+def slow_senders(connect: Connect, folder: Path) -> Iterator[None]:
+    """Keep one transaction open and one prepared until the block ends; then commit both."""
     idle, prepared = connect(autocommit=False), connect(autocommit=False)
-    values = {"idle": [f"idle.{k}" for k in range(700)], "prepared": [f"prepared.{k}" for k in range(300)]}
-    for name, conn in (("idle", idle), ("prepared", prepared)):
-        for value in values[name]:
-            conn.execute("select bartleby.send(%s, %s)", [QUEUE, Jsonb(value)])
+    for name, conn, count in (("idle", idle, 700), ("prepared", prepared, 300)):
+        values = [f"{name}.{k}" for k in range(count)]
+        for value in values:
+            send(conn, value, QUEUE)
+        Ledger(folder / f"{name}.sent").write(("T", 1, *values), ("C", 1))
     prepared.execute("prepare transaction 'torture'")
     prepared.rollback()
     idle.execute("select")  # the driver keeps the last portal of a statement with parameters, and so its snapshot
-    yield {*values["idle"], *values["prepared"]}
+    yield
     idle.commit()
     prepared.autocommit = True
     prepared.execute("commit prepared 'torture'")
 
 
-def supervise(running: Stage, quota: int, *, dumps: list[int] | None) -> None:
-    """Kill one process after another and start another in its place, until the producers have sent their quota."""
-    left = {running.start("produce", quota): quota for _ in range(PRODUCERS)}
-    dump, pause_until = None, 0.0
-    while left or (dumps is not None and len(dumps) < DUMPS):
-        for name in list(left):
-            if (process := running.running.get(name)) is not None and process.poll() is not None:
-                assert running.running.pop(name).returncode == 0, f"{name} failed"
-                del left[name]
-        if dumps is not None and dump is not None and dump.poll() is not None:
-            dumps.append(dump.returncode)
-            dump, pause_until = None, time.monotonic() + 3  # between two dumps the ring may turn
-        elif dumps is not None and dump is None and time.monotonic() > pause_until:
-            dump = start_dump(running)
-        time.sleep(0.3 + running.rng.random() * 0.4)
-        victim = running.kill_one(running.rng.choice(["produce", "consume", "consume"]))
-        if victim is not None and victim.startswith("consume"):
-            running.start("consume")
-        elif victim is not None:
-            rest = left.pop(victim) - running.sent(victim)
-            if rest > 0:
-                left[running.start("produce", rest)] = rest
-    if dump is not None and dumps is not None:
-        dumps.append(dump.wait(60))
+def kill_some(run: Torture) -> None:
+    run.reap()
+    time.sleep(0.3 + run.rng.random() * 0.4)
+    run.kill_one(run.rng.choice(["produce", "consume", "consume"]))
 
 
-def start_dump(running: Stage) -> subprocess.Popen[bytes]:
-    program = pg_dump()
-    assert program is not None
-    return subprocess.Popen([program, "-d", running.dsn, "-f", str(running.folder / "dump.sql")])
-
-
-def pg_dump() -> str | None:
-    return shutil.which("pg_dump", path=dev.find_binaries())
-
-
-def torture(
-    connect: Callable[..., Connection],
-    running: Stage,
-    total: int,
-    dumps: list[int] | None = None,
-) -> Report:
-    admin = connect()
-    admin.execute("select bartleby.create_queue(%s, %s)", [QUEUE, Jsonb(POLICY)])
-    running.start("tend")
-    for _ in range(CONSUMERS):
-        running.start("consume")
-    with slow_senders(connect) as extra:
-        supervise(running, total // PRODUCERS, dumps=dumps)
-    wait_until_empty(admin)
-    running.end("consume")
-    running.end("tend")
-    report = compare(running.ledgers("produce"), running.ledgers("consume"), running.killed, extra)
-    taken_back = {int(lease) for path in running.ledgers("tend") for word, _, leases in read(path) if word == "X"
-                  for lease in leases}  # fmt: skip
-    assert report.leases_lost <= taken_back, "a living consumer lost a lease that was not taken back"
-    log.info("%s", report)
-    assert admin.execute("select from bartleby.dead_letters").rowcount == 0
-    return report
-
-
-def wait_until_empty(admin: Connection) -> None:
-    # less than the minute after which the sweep behind the mark would find what was passed by
-    deadline = time.monotonic() + 50
-    while admin.execute("select from bartleby.messages limit 1").rowcount:
-        assert time.monotonic() < deadline, admin.execute(
-            "select state, count(*), min(message_id), max(run_at) from bartleby.messages group by 1"
-        ).fetchall()
-        time.sleep(0.05)
-
-
-def judge(report: Report, at_least: int) -> None:
-    assert report.committed + report.maybe >= at_least
-    assert report.killed > 0
-    assert report.rolled_back > 0
-    assert not report.lost, report
-    assert not report.phantom, report
-    assert not report.acked_twice, report
-    assert not report.unexplained, report
-
-
-@pytest.mark.timeout(1200)
-def test_nothing_is_lost_while_the_ring_turns_and_dumps_run(
-    dsn: str, connect: Callable[..., Connection], tmp_path: Path
-) -> None:
-    if pg_dump() is None:
+def test_nothing_is_lost_while_the_ring_turns_and_dumps_run(dsn: str, connect: Connect, tmp_path: Path) -> None:
+    pg_dump = shutil.which("pg_dump", path=dev.find_binaries())
+    if pg_dump is None:
         pytest.skip("there is no pg_dump beside this PostgreSQL")
-    dumps: list[int] = []
-    with stage(dsn, tmp_path) as running:
-        judge(torture(connect, running, MESSAGES, dumps=dumps), 100_000)
-        log.info("%s dumps, %s turns of the ring", len(dumps), turns(running))
-        assert turns(running) >= TURNS
-    assert dumps == [0] * len(dumps)
+    with tortured(dsn, tmp_path, connect, MESSAGES) as run:
+        for _ in range(DUMPS):
+            dump = subprocess.Popen([pg_dump, "-d", dsn, "-f", str(tmp_path / "dump.sql")])
+            while dump.poll() is None:
+                kill_some(run)
+            assert dump.returncode == 0
+            for _ in range(6):  # between two dumps the ring may turn
+                kill_some(run)
+    assert run.tended()[1] >= TURNS
 
 
-@pytest.mark.timeout(1200)
-def test_nothing_is_lost_while_a_long_reader_holds_its_snapshot(
-    dsn: str, connect: Callable[..., Connection], tmp_path: Path
-) -> None:
+def test_nothing_is_lost_while_a_long_reader_holds_its_snapshot(dsn: str, connect: Connect, tmp_path: Path) -> None:
     reader = connect()
     reader.execute("begin isolation level repeatable read")
     reader.execute("select count(*) from bartleby.queue")
-    with stage(dsn, tmp_path) as running:
-        judge(torture(connect, running, MESSAGES), 100_000)
+    with tortured(dsn, tmp_path, connect, MESSAGES):
+        pass
     assert reader.execute("select from bartleby.messages").rowcount == 0
     reader.rollback()
 
 
 @pytest.mark.own_database
-@pytest.mark.timeout(1200)
 def test_nothing_is_lost_when_the_windows_of_every_race_are_wide(
-    dsn: str, connect: Callable[..., Connection], tmp_path: Path
+    conn: Connection, dsn: str, connect: Connect, tmp_path: Path
 ) -> None:
-    widen(connect())
-    with stage(dsn, tmp_path) as running:
-        judge(torture(connect, running, MESSAGES // 2), MESSAGES // 4)
-
-
-def widen(admin: Connection) -> None:
-    """Let sessions pause where a race has its window: after the clock, a position, a snapshot, a probe."""
-    for name, arguments, result, value in SLOWED:
-        admin.execute(
+    for name, arguments, result, slowed in SLOWED:
+        conn.execute(
             f"create or replace function bartleby.{name}({arguments}) returns {result} language plpgsql as $$"
-            f" declare v_value {result} := {value};"
+            f" declare v_value {result} := {slowed};"
             f" begin if random() < 0.05 then perform pg_sleep(random() * 0.03); end if; return v_value; end $$".encode()
         )
-
-
-def turns(running: Stage) -> int:
-    (path,) = running.ledgers("tend")
-    return sum("emptied" in values for word, _, values in read(path) if word == "S")
+    with tortured(dsn, tmp_path, connect, MESSAGES // 2):
+        pass

@@ -4,15 +4,14 @@ Those of the worker are switched on in its process, by name; those of the core a
 """
 
 import asyncio
-from typing import Any, LiteralString
-
-import psycopg
+from typing import Any
 
 from bartleby.execute import Executor, Settlement
 from bartleby.heartbeat import Heartbeat
 from bartleby.holding import Holding
 from bartleby.lanes import Lane
 from bartleby.message import Message
+from tests.kit.sql import Connection, value
 
 
 def ack_before_the_handler_ran() -> None:
@@ -42,35 +41,26 @@ def no_solo_lane() -> None:
     Holding.run_alone = together  # type: ignore[assignment, method-assign]
 
 
-PLANTS = {each.__name__: each for each in (ack_before_the_handler_ran, no_heartbeat, no_solo_lane)}
-
-Mutation = tuple[LiteralString, LiteralString, LiteralString]
-
-IN_THE_CORE: dict[str, Mutation] = {
-    # a late settlement is accepted
-    "no_lease_guard": (
-        "ack",
-        "begin",
-        "begin update bartleby.lease set pending = '{}' where id = p_lease_id; return 1;",
+IN_THE_WORKER = {each.__name__: each for each in (ack_before_the_handler_ran, no_heartbeat, no_solo_lane)}
+_CHARGE = ("put_back", "m.attempts,", "coalesce(m.attempts, 0) + 1,")
+# function, old text, new text
+IN_THE_CORE = {
+    "late settlements are accepted": (
+        "ack", "begin", "begin update bartleby.lease set pending = '{}' where id = p_lease_id; return 1;",
     ),
-    # a message that is released has used up an attempt
-    "release_charges": ("put_back", "m.attempts,", "coalesce(m.attempts, 0) + 1,"),
-    # every message in the lease of a dead worker is charged
-    "crash_charges_the_whole_batch": ("put_back", "m.attempts,", "coalesce(m.attempts, 0) + 1,"),
-}
-
-
-def plant_in_the_core(conn: psycopg.Connection[Any], name: str) -> None:
-    """Change the text of a function in this database."""
-    function, old, new = IN_THE_CORE[name]
-    query = (
-        "select pg_get_functiondef(p.oid) from pg_proc p where pronamespace = 'bartleby'::regnamespace and proname = %s"
-    )
-    ((text,),) = conn.execute(query, [function]).fetchall()
-    assert old in text, f"{function} has changed: plant it elsewhere"
-    conn.execute(text.replace(old, new, 1).encode())
+    "a release uses up an attempt": _CHARGE,
+    "every message in the lease of a dead worker is charged": _CHARGE,
+}  # fmt: skip
 
 
 def plant(name: str) -> None:
     if name:
-        PLANTS[name]()
+        IN_THE_WORKER[name]()
+
+
+def plant_in_the_core(conn: Connection, name: str) -> None:
+    function, old, new = IN_THE_CORE[name]
+    query = "select pg_get_functiondef(oid) from pg_proc where pronamespace = 'bartleby'::regnamespace and proname = %s"
+    text = value(conn, query, function)
+    assert old in text, f"{function} has changed: plant it elsewhere"
+    conn.execute(text.replace(old, new, 1).encode())
