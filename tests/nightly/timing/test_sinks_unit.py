@@ -1,6 +1,5 @@
-"""Processor time of pure functions, lanes and sinks. A busy machine may fail these tests."""
+"""Processor time of pure functions, lanes and sinks."""
 
-import asyncio
 import threading
 import time
 import timeit
@@ -24,7 +23,7 @@ from tests.kit.sinks.receiver import Receiver, Reply
 from tests.unit.test_failure import REPEATED as REDACTED
 from tests.unit.test_failure import outer, raised, wrapping
 from tests.unit.test_fingerprint import REPEATED as NORMALISED
-from tests.unit.test_lanes import lane_of, lease, messages, nothing, threads_of, until
+from tests.unit.test_lanes import lease, messages, threads_of, until
 
 if TYPE_CHECKING:
     from bartleby.threads import ThreadLane
@@ -68,16 +67,6 @@ def test_recording_costs_less_than_formatting_the_traceback() -> None:
     assert cost(lambda: recorder.evidence("q", wrapped)) < yardstick
 
 
-async def test_handlers_that_never_wait_let_the_event_loop_run() -> None:
-    lane, collected = lane_of(nothing, concurrency=1)
-    lane.put(lease(20_000), messages(20_000))
-    turns = 0
-    while len(collected.settled) < 20_000:
-        await asyncio.sleep(0)
-        turns += 1
-    assert turns > 15  # a turn is 2 ms, and 20,000 that do nothing take some 60
-
-
 async def test_quick_handlers_need_one_thread() -> None:
     opened: list[ThreadLane] = []
 
@@ -97,16 +86,14 @@ async def test_quick_handlers_need_one_thread() -> None:
 
 async def test_timeout_that_races_with_the_end_of_a_handler_hits_no_other_message() -> None:
     stray: list[BaseException] = []
-    limit = 0.15  # longer than a thread that does next to nothing waits for the processor
+    limit = 0.5  # longer than a thread that does next to nothing waits for the processor
 
     def close_to_the_limit(message: Message) -> None:
-        if message.id % 2:
-            deadline = time.monotonic() + limit
-            while time.monotonic() < deadline:
-                pass
-            return
+        deadline = time.monotonic() + limit
+        while message.id % 2 and time.monotonic() < deadline:
+            pass
         try:
-            for _ in range(50):
+            for _ in range(0 if message.id % 2 else 50):
                 pass
         except BaseException as error:
             stray.append(error)
@@ -114,13 +101,13 @@ async def test_timeout_that_races_with_the_end_of_a_handler_hits_no_other_messag
 
     opened: list[ThreadLane] = []
     lane, collected = threads_of(opened, close_to_the_limit, concurrency=2, timeout=limit)
-    lane.put(lease(60), messages(60))
-    await collected.wait(60)
+    lane.put(lease(40), messages(40))
+    await collected.wait(40)
     await until(lambda: lane.running == 0)
     lane.close()
     assert not stray
-    assert [settlement for message_id, settlement in collected.settled if message_id % 2 == 0] == [None] * 30
-    assert len(collected.settled) == 60
+    assert [settlement for message_id, settlement in collected.settled if message_id % 2 == 0] == [None] * 20
+    assert len(collected.settled) == 40
 
 
 async def test_each_answer_of_a_webhook_has_the_whole_timeout() -> None:

@@ -1,9 +1,24 @@
-"""The cost of steps and merges does not grow with letters that they do not touch."""
+"""The cost of burying, counting, moving and keeping letters, and of the audit log, beside many others."""
+
+from typing import LiteralString
 
 import pytest
+from psycopg.types.json import Jsonb
 
-from tests.kit.plans import command, die, plan, started, steps
-from tests.kit.sql import Connect, Connection, column, create, pages_read, processor_time, value
+from tests.kit.clock import move_clock
+from tests.kit.plans import change, command, die, plan, started, steps
+from tests.kit.sql import (
+    Connect,
+    Connection,
+    claim,
+    column,
+    create,
+    pages_read,
+    processor_time,
+    send_count,
+    value,
+)  # fmt: skip
+from tests.nightly.timing.crowd import insert_letters
 
 
 @pytest.fixture
@@ -12,34 +27,49 @@ def conn(conn: Connection) -> Connection:
     return conn
 
 
-def test_cost_of_a_step_does_not_grow_with_other_letters(conn: Connection) -> None:
-    ids = die(conn, 40)
-    conn.execute(
-        "insert into bartleby.dead_letter (message_id, queue, status, status_at, reason, created_at, first_failed_at,"
-        " dead_at, attempts, crashes, cycle, worker, payload, fingerprint)"
-        " select 1000 + n, 1, 'dead', now(), 'terminal', now(), now(), now(), 1, 0, 1, 'w', '1', 'f'"
-        " from generate_series(1, 20000) n"
-    )
-    command(conn, "cancel", plan(conn, [*range(1001, 15001)]))
+def test_statements_about_letters_read_few_pages_beside_many_others(conn: Connection) -> None:
+    """Burying, resolving, acting on, counting and replaying 20 letters beside 20,000."""
+    ids = die(conn, 40, fingerprint="f")
+    insert_letters(conn, 20_000, "dead", "resolved", "discarded", group_id=1)
+    dead = column(conn, "select message_id from bartleby.dead_letter where status = 'dead' order by 1 offset 40")
+    command(conn, "cancel", plan(conn, dead[1000:]))
     conn.execute("analyze")
+    send_count(conn, 20)
+    claimed = claim(conn, 20)
+    failures = Jsonb([{"position": each, "verdict": "dead", "fingerprint": "f"} for each in claimed.positions])
+    assert pages_read(conn, "select bartleby.fail(%s, %s)", claimed.lease, failures) < 20 * 40
+    change(conn, "replay", *dead[:20])
+    assert pages_read(conn, "select bartleby.ack(%s)", claim(conn, 20).lease) < 20 * 60
+    actions: list[LiteralString] = ["discard", "hold", "replay"]
+    for action in actions:
+        assert pages_read(conn, f"select bartleby.{action}(%s, 'ann', 'x')", dead[20:40]) < 20 * 80, action
     started(conn, ids)
     for _ in range(7):
         assert pages_read(conn, "select * from bartleby.advance_replays(5)") < 500
         steps(conn, 5)
-    assert column(conn, "select count(*) from bartleby.dead_letter where status = 'replayed'") == [35]
+    assert value(conn, "select count(*) from bartleby.dead_letter where status = 'replayed'") == 20 + 35
+    while value(conn, "select bartleby.tally()"):
+        pass
+    for view in ("queues", "groups"):
+        assert pages_read(conn, f"select * from bartleby.{view}") < 200, view
+    assert value(conn, "select dead from bartleby.queues") > 6_000
 
 
-def group_pair(conn: Connection, fingerprint: str, count: int) -> list[int]:
-    """`count` letters of one fingerprint, one of another, and their groups, which are not in the statistics."""
-    conn.execute(
-        "insert into bartleby.dead_letter (message_id, queue, status, status_at, reason, created_at, first_failed_at,"
-        " dead_at, attempts, crashes, cycle, worker, payload, fingerprint) select nextval('bartleby.message_id'), 1,"
-        " 'dead', now(), 'terminal', now(), now(), now(), 1, 0, 1, 'w', '1', %s from generate_series(1, %s::int)",
-        [fingerprint, count],
+def test_trigger_grows_with_the_letters_and_not_with_their_square(conn: Connection) -> None:
+    for kind in ("hashjoin", "mergejoin"):  # as in fail()
+        conn.execute(f"set enable_{kind} = off".encode())
+    update = (
+        "explain (analyze, format json) update bartleby.dead_letter"
+        " set cycle = cycle + 1, sequence = sequence + 1, dead_at = bartleby.clock()"
     )
-    die(conn, fingerprint=f"{fingerprint} too")
-    group = "select id from bartleby.groups where fingerprint = %s"
-    return [value(conn, group, each) for each in (fingerprint, f"{fingerprint} too")]
+    spent = []
+    for count in (500, 10_000):
+        conn.execute("delete from bartleby.dead_letter")
+        insert_letters(conn, count)
+        triggers = [value(conn, update)[0]["Triggers"] for _ in range(3)]
+        assert {each["Trigger Name"] for (each,) in triggers} == {"letters_changed"}
+        spent.append(min(float(each["Time"]) for (each,) in triggers))
+    assert spent[1] < 80 * spent[0], spent
 
 
 @pytest.mark.parametrize("verb", ["merge", "regroup"])
@@ -49,7 +79,10 @@ def test_cost_of_moving_letters_is_linear(conn: Connection, connect: Connect, ve
     holder = connect(autocommit=False)
     spent = {}
     for count in (500, 5_000):
-        source, target = group_pair(conn, f"f{count}", count)
+        insert_letters(conn, count, fingerprint=f"f{count}")
+        die(conn, fingerprint=f"{count} too")
+        group = "select id from bartleby.groups where fingerprint = %s"
+        source, target = (value(conn, group, name) for name in (f"f{count}", f"{count} too"))
         if verb == "regroup":
             holder.execute("select from bartleby.dead_letter where group_id = %s for update", [source])
             assert value(conn, merge, [source], target) == 0
@@ -64,14 +97,50 @@ def test_cost_of_moving_letters_is_linear(conn: Connection, connect: Connect, ve
 @pytest.mark.own_database
 def test_letters_are_erased_a_hundred_thousand_at_a_time(conn: Connection) -> None:
     conn.execute("alter table bartleby.dead_letter disable trigger user")
-    conn.execute(
-        "insert into bartleby.dead_letter (message_id, queue, group_id, status, status_at, reason, created_at,"
-        " first_failed_at, dead_at, attempts, crashes, cycle, worker, error, key, payload)"
-        " select g, 1, 1, 'dead', now(), 'exhausted', now(), now(), now(), 1, 0, 1, 'w', 'e', 'k', '{}'"
-        " from generate_series(1, 106667) g"
-    )
+    insert_letters(conn, 106_667, group_id=1, error="e", key="k")
     conn.execute("alter table bartleby.dead_letter enable trigger user")
     conn.execute("vacuum analyze bartleby.dead_letter")
     erase = "select bartleby.erase_key('k', 'ana', 'asked to')"
     assert [value(conn, erase) for _ in range(3)] == [100_000, 6_667, 0]
     assert value(conn, "select count(*) from bartleby.dead_letters where key = 'k'") == 0
+
+
+def test_pruning_does_not_grow_with_what_is_kept(conn: Connection) -> None:
+    create(conn, payload_retention="20 days")
+    move_clock(conn)
+    conn.execute("select bartleby.prune()")
+    die(conn, fingerprint="f")
+    handled: LiteralString = (
+        "insert into bartleby.handled (consumer, key, queue, handled_at)"
+        " select %s, n::text, 1, bartleby.clock() from generate_series(1, %s::int) n"
+    )
+    read = []
+    for letters, keys in ((100, 100), (20_000, 100), (1, 40_000)):
+        insert_letters(conn, letters, "dead", "resolved", "discarded", "replayed", group_id=1)
+        conn.execute(handled, [f"{letters} {keys}", keys])
+        conn.execute("analyze")
+        read.append(pages_read(conn, "select bartleby.prune()"))
+    few, with_letters, with_keys = read
+    assert with_letters <= few + 60
+    assert with_keys <= with_letters + 20
+    assert pages_read(conn, "select * from bartleby.expiring('7 days')") < 50
+    assert value(conn, "select count(*) from bartleby.dead_letter") == 20_102
+
+
+def test_audit_log_is_verified_in_order_without_sorting(conn: Connection) -> None:
+    conn.execute(
+        "do $$ begin for n in 1..20000 loop"
+        " perform bartleby.record_audit('test', '{}', 'ana', 'why', null, null, null); end loop; end $$"
+    )
+    conn.execute("analyze bartleby.audit; set work_mem = '64kB'")
+    assert column(conn, "select problem from bartleby.verify_audit()") == []
+    with conn.transaction():
+        conn.execute("set local session_replication_role = replica")
+        conn.execute("update bartleby.audit set actor = 'eve' where id = 12345")
+    found = conn.execute("select id, problem from bartleby.verify_audit()").fetchall()
+    assert found == [(12345, "changed: does not fit its hash")]
+    source = value(conn, "select prosrc from pg_proc where proname = 'audit_line_problems'")
+    steps_of_plan = column(conn, f"explain {source}")
+    assert any("WindowAgg" in step for step in steps_of_plan)
+    assert any("Index Scan using audit_pkey" in step for step in steps_of_plan), steps_of_plan
+    assert not any("Sort" in step or "Function Scan" in step for step in steps_of_plan), steps_of_plan

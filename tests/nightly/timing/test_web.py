@@ -1,4 +1,4 @@
-"""Costs of the console: rows that a page reads, and how long callers wait for a database that is away."""
+"""Costs of the console: rows that a page reads, and how long callers wait for a database that is unavailable."""
 
 import socket
 import time
@@ -88,13 +88,15 @@ def cost(conn: psycopg.Connection, ask: Callable[[Desk], object]) -> dict[str, i
     return {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
 
 
-def test_callers_do_not_each_wait_for_a_database_that_is_away() -> None:
+def test_callers_do_not_each_wait_for_a_database_that_is_unavailable() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     app = console(f"host=127.0.0.1 port={port} dbname=x", ConsoleSettings(authenticate=False))
+    waits = []
     with visiting(app) as visitor:
-        assert visitor.get("/queues").status_code == 503
-        began = time.monotonic()
-        assert {visitor.get("/queues").status_code for _ in range(20)} == {503}
-        assert time.monotonic() - began < 30, "not 3 seconds each"
+        for _ in range(21):
+            began = time.monotonic()
+            assert visitor.get("/queues").status_code == 503
+            waits.append(time.monotonic() - began)
+    assert sum(waits[1:]) < 8 * max(3, waits[0]), "not 3 seconds each"
