@@ -85,7 +85,10 @@ class Consumer:
         self.runs.update(claimed.ids)
         dead = [(each, kind) for each in claimed.messages if (kind := self._dies(each["message_id"]))]
         if dead:
-            fail(conn, claimed.lease, *({"position": each["position"], **failure(kind)} for each, kind in dead))
+            version = {"worker_version": str(len(self.deaths))}
+            fail(
+                conn, claimed.lease, *(failure(kind) | version | {"position": e["position"]} for e, kind in dead[::-1])
+            )
             self.deaths.update(each["message_id"] for each, _ in dead)
         if len(dead) < len(claimed.messages):
             ack(conn, claimed.lease)

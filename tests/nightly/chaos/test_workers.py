@@ -231,6 +231,17 @@ def at_work(on: Stage) -> int | None:
     return next((run.worker for run in reversed(Book(on.folder).runs) if run.ended is None), None)
 
 
+def test_message_that_must_run_alone_gets_its_turn_among_slow_ones(on: Stage) -> None:
+    on.send(SLOW, [{"v": f"slow{k}", "ms": on.rng.uniform(1100, 1600) * LEASE} for k in range(500)])
+    on.send(SWIFT, [{"v": "suspect", "ms": 300}])
+    victim = on.start(queues=[SWIFT])
+    on.began(victim)
+    on.kill(victim)
+    on.start()
+    on.until(lambda: Book(on.folder).done("suspect"))
+    assert on.column("select 1 from bartleby.messages where queue = 'slow' and state = 'ready' limit 1")
+
+
 # Servers and networks
 
 
