@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from tests.kit.pgmq import QUEUE, SIBLING, agrees, letters, made, watch
@@ -71,22 +70,3 @@ def test_nothing_is_lost_and_each_poisonous_message_dies_once(conn: Connection, 
     assert row(conn, metrics, SIBLING)["queue_length"] == 0
     assert set(column(conn, "select distinct n from done")) == set(range(1, MESSAGES + 1))
     agrees(conn)
-
-
-def test_reader_fails_poison_and_deletes_the_rest(dsn: str, conn: Connection) -> None:
-    """It fails what is poisonous, and deletes the rest in the transaction of its effect."""
-    made(conn)
-    conn.execute("create table done (n integer not null)")
-    for n in (19, 20):
-        conn.execute("select pgmq.send('jobs', to_jsonb(%s::integer))", [n])
-    reader = start(dsn, POISON)
-    try:
-        with psycopg.connect(dsn, autocommit=True) as watcher:
-            deadline = time.monotonic() + 60
-            while value(watcher, "select count(*) from pgmq.q_jobs") and time.monotonic() < deadline:
-                time.sleep(0.05)
-    finally:
-        reader.kill()
-        reader.wait()
-    assert column(conn, "select n from done") == [19]
-    assert [(each["payload"], each["error_type"]) for each in letters(conn)] == [(20, "Poison")]
