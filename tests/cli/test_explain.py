@@ -85,6 +85,7 @@ def test_message_that_is_ready_leased_deferred_or_done(explains: Explains, clien
     assert explains(untraced, gone)["state"] == "untraced"
 
 
+@pytest.mark.seed("outbox-66")
 def test_message_that_died_after_every_attempt_and_was_replayed(
     bartleby: Run, explains: Explains, client: Client, conn: Conn
 ) -> None:

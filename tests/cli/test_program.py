@@ -64,6 +64,7 @@ def test_install_upgrade_and_uninstall(bartleby: Run, empty: str) -> None:
         assert bartleby("queues", address=empty).code == 1
 
 
+@pytest.mark.seed("cordum-29")
 def test_unreachable_database_is_reported_at_once(bartleby: Run) -> None:
     for command in (["queues"], ["dead"], ["doctor"], ["install"], ["upgrade"], ["janitor", "--once"]):
         done = bartleby(*command, address=UNREACHABLE)

@@ -166,6 +166,7 @@ def test_sync_makes_the_sinks_as_the_file_says(client: Client, bartleby: Run, tm
     assert [each.name for each in client.sinks()] == ["bus"]
 
 
+@pytest.mark.seed("cordum-41")
 def test_events_that_a_sink_lost_are_sent_again(
     client: Client, bartleby: Run, terminal: Terminal, dsn: str, file: Path
 ) -> None:

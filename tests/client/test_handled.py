@@ -172,6 +172,7 @@ def test_how_to_with_asyncpg(app: Bartleby, conn: Conn, dsn: str) -> None:
 # In a worker
 
 
+@pytest.mark.seed("outbox-51")
 @pytest.mark.parametrize("once", [False, True, "key"])
 def test_redelivery_is_acked_without_a_second_effect(app: Bartleby, dsn: str, conn: Conn, once: Any) -> None:
     """With once the handler does not even run again."""
@@ -190,6 +191,7 @@ def test_redelivery_is_acked_without_a_second_effect(app: Bartleby, dsn: str, co
     assert (len(runs), effects(conn)) == (1 if once else 2, 1)
 
 
+@pytest.mark.seed("outbox-54")
 def test_messages_of_one_key_in_one_claim_are_all_settled(app: Bartleby, dsn: str, conn: Conn) -> None:
     @app.handler("orders", once="key")
     def fulfil(message: Message) -> None:

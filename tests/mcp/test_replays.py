@@ -62,6 +62,7 @@ def test_proposal_has_what_a_person_needs(agent: Agent, client: Client, conn: Co
     assert agent.call("replay_status", replay_id=made).document["edits_payloads"] is True
 
 
+@pytest.mark.seed("outbox-43")
 def test_approved_plan_runs_once_and_its_result_is_reported(app: Bartleby, client: Client, agent: Agent) -> None:
     shop = Shop(app, client)
     sent = bury(client, [1, 2, {"poison": 1}])

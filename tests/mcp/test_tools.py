@@ -6,6 +6,7 @@ import unicodedata
 from typing import Any
 
 import mcp
+import pytest
 
 from bartleby import Client, Failure
 from bartleby.documents import Redaction
@@ -108,6 +109,7 @@ def test_tools_declare_schemas_and_effects(agent: Agent, client: Client) -> None
     assert "Never make up an id" in (instructions or "")
 
 
+@pytest.mark.seed("outbox-41")
 def test_list_of_letters_is_paged_and_limited(agent: Agent, client: Client) -> None:
     sent = bury(client, range(60))
     wanted = {"filter": "queue:orders", "limit": 50, "sort": "id"}
@@ -128,6 +130,7 @@ def test_list_of_letters_is_paged_and_limited(agent: Agent, client: Client) -> N
         assert words in agent.call(tool, **{argument: 999}).refusal, tool
 
 
+@pytest.mark.seed("outbox-42")
 def test_letter_group_and_story_have_their_evidence(agent: Agent, client: Client) -> None:
     [sent] = bury(client, [{"big": 10**30}], key="order-7", headers={"trace": "abc"}, kind="OSError", error="no such")
     found = agent.call("get_dead_letter", message_id=sent).document

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from functools import partial
 
+import pytest
+
 from tests.kit.commands import Done
-from tests.kit.pgmq import QUEUE, SIBLING, agrees, attach, fail, inside, letters, made, put, read
+from tests.kit.pgmq import QUEUE, SIBLING, agrees, attach, fail, inside, letters, made, put, read, watch
 from tests.kit.refusals import check_refusals
-from tests.kit.sql import Connection, Row, refused, row, rows, value
+from tests.kit.sql import Connect, Connection, Row, refused, row, rows, value
 
 
+@pytest.mark.seed("pgmq-1", "pgmq-11")
 def test_letter_has_the_evidence(conn: Connection) -> None:
     made(conn, max_attempts=2)
     (msg_id,) = put(conn, 1)
@@ -139,3 +142,102 @@ class TestAttach:
         assert (inside(conn), inside(conn, SIBLING)) == ([2], [1])
         for table in ("pgmq_queue", "pgmq_message", "dead_letter", "queue"):
             assert rows(conn, f"select * from bartleby.{table}") == [], table
+
+    @pytest.mark.seed("pgmq-17")
+    def test_queue_works_without_a_sibling(self, conn: Connection) -> None:
+        conn.execute("select pgmq.create('jobs')")
+        attach(conn, sibling=False, max_attempts=1)
+        put(conn, 1)
+        read(conn)
+        read(conn)
+        assert len(letters(conn)) == 1
+        assert value(conn, "select to_regclass('pgmq.q_jobs_dlq')") is None
+        assert (watch(conn), [each["status"] for each in letters(conn)]) == (0, ["dead"])
+
+    @pytest.mark.seed("pgmq-73")
+    def test_messages_in_an_existing_sibling_become_letters(self, conn: Connection) -> None:
+        for queue in (QUEUE, SIBLING):
+            conn.execute("select pgmq.create(%s)", [queue])
+        put(conn, {"n": 1}, {"n": 2}, queue=SIBLING)
+        attach(conn)
+        assert [(each["payload"], each["status"]) for each in letters(conn)] == [({"n": 1}, "dead"), ({"n": 2}, "dead")]
+        attach(conn)
+        assert len(letters(conn)) == 2
+        agrees(conn)
+
+
+@pytest.mark.seed("pgmq-21", "pgmq-22", "pgmq-33")
+def test_message_is_read_as_often_as_the_policy_allows_and_then_dead(conn: Connection) -> None:
+    made(conn)
+    (msg_id,) = put(conn, {"n": 1})
+    for expected in range(1, 6):
+        assert [each["read_ct"] for each in read(conn)] == [expected]
+    put(conn, {"n": 2})
+    assert letters(conn) == []
+    assert [each["message"] for each in read(conn, qty=1)] == [{"n": 2}], "live ones behind dead ones are found"
+    (letter,) = letters(conn)
+    expected_letter = {"payload": {"n": 1}, "attempts": 5, "reason": "exhausted", "status": "dead"}
+    assert {name: letter[name] for name in expected_letter} == expected_letter
+    assert (inside(conn), inside(conn, SIBLING)) == ([{"n": 2}], [{"n": 1}])
+    shown = row(conn, "select * from bartleby.pgmq_letters")
+    expected_row = {"queue_name": QUEUE, "original_msg_id": msg_id, "read_ct": 6, "last_error": None}
+    assert {name: shown[name] for name in expected_row} == expected_row
+    assert shown["first_seen"] == letter["created_at"] < letter["dead_at"]
+    agrees(conn)
+
+
+@pytest.mark.seed("pgmq-30", "pgmq-70")
+def test_unreported_last_attempt_is_recorded_as_lost(conn: Connection) -> None:
+    made(conn, max_attempts=2)
+    (msg_id,) = put(conn, 1)
+    read(conn)
+    fail(conn, msg_id, "the only word")
+    read(conn)
+    read(conn)
+    (letter,) = letters(conn)
+    assert (letter["error"], letter["attempts"]) == ("the only word", 2)
+    attempts = rows(conn, "select attempt, outcome, verdict, rule from bartleby.attempts order by attempt")
+    assert [tuple(each.values()) for each in attempts] == [
+        (1, "failed", "retry", "attempt 1 of 2"), (2, "lost", "dead", "nobody told what became of it"),
+    ]  # fmt: skip
+
+
+@pytest.mark.seed("pgmq-64", "pgmq-67")
+def test_failed_message_is_hidden_for_the_backoff(conn: Connection) -> None:
+    made(conn, backoff="fixed", base=60, jitter="none")
+    (msg_id,) = put(conn, 1)
+    read(conn)
+    until = fail(conn, msg_id)
+    assert 50 < value(conn, "select extract(epoch from %s - clock_timestamp())", until) < 61
+    assert read(conn) == []
+    assert value(conn, "select vt from pgmq.q_jobs") == until
+
+
+@pytest.mark.seed("pgmq-43")
+def test_rejected_message_is_dead_at_once(conn: Connection) -> None:
+    made(conn)
+    (msg_id,) = put(conn, 1)
+    read(conn)
+    conn.execute("select bartleby.pgmq_reject(%s, %s, 'unacceptable', 'no such country')", [QUEUE, msg_id])
+    (letter,) = letters(conn)
+    assert (letter["reason"], letter["error"], letter["attempts"]) == ("unacceptable", "no such country", 1)
+    assert (inside(conn), inside(conn, SIBLING)) == ([], [1])
+    with refused("ZB006", "no message"):
+        fail(conn, msg_id)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.seed("pgmq-34", "pgmq-35")
+def test_two_readers_never_promote_the_same_message(conn: Connection, connect: Connect, end: str) -> None:
+    made(conn, max_attempts=1)
+    put(conn, 1, 2)
+    read(conn)
+    one, two = connect(autocommit=False), connect()
+    two.execute("set statement_timeout = '60s'")
+    assert read(one) == []  # buries both, and has not said so yet
+    assert read(two) == []  # waits for nobody, and finds nothing
+    assert letters(two) == []
+    getattr(one, end)()
+    assert read(two) == []
+    assert [each["payload"] for each in letters(conn)] == [1, 2]
+    agrees(conn)

@@ -39,6 +39,7 @@ class TestTheSibling:
         assert pgmq.statuses(conn) == {"1": "replayed", "2": "dead", "3": "dead"}
         pgmq.agrees(conn)
 
+    @pytest.mark.seed("pgmq-61")
     def test_many_letters_leave_the_sibling_at_once(self, conn: Connection) -> None:
         """Each of the equal ones is paired with another; a long line is watched in stretches."""
         pgmq.dead(conn, *[n % 3 for n in range(9)])
@@ -88,6 +89,7 @@ class TestDroppedQueue:
         assert [each["lease_id"] for each in reap(conn)] == [lease]
         assert reap(conn) == []
 
+    @pytest.mark.seed("pgmq-76")
     @pytest.mark.own_database
     def test_letters_survive_the_removal_of_pgmq(self, conn: Connection) -> None:
         first, second = pgmq.dead(conn, 1, 2)

@@ -1,10 +1,13 @@
 """Letters go back into pgmq by a replay, a plan or by hand; and changes made in pgmq itself."""
 
+import pytest
+
 from tests.kit import pgmq, sql
 from tests.kit.sql import Connection, refused, row, rows, value
 
 
 class TestReplay:
+    @pytest.mark.seed("pgmq-5", "pgmq-56")
     def test_message_returns_with_its_lineage_and_dies_into_the_same_letter(self, conn: Connection) -> None:
         (sent,) = pgmq.dead(conn, {"n": 1})
         pgmq.replay(conn, sent)
@@ -59,6 +62,7 @@ class TestReplay:
             [{"n": 2}],
         )
 
+    @pytest.mark.seed("pgmq-76")
     def test_letter_goes_to_another_queue_and_back(self, conn: Connection) -> None:
         (sent,) = pgmq.dead(conn, 1)
         conn.execute("select bartleby.create_queue('ours')")
@@ -83,8 +87,24 @@ class TestTheSibling:
         conn.execute("select count(*) from bartleby.prune()")
         assert (pgmq.letters(conn), rows(conn, "select * from bartleby.pgmq_message")) == ([], [])
 
+    @pytest.mark.seed("pgmq-15", "pgmq-48", "pgmq-63")
+    def test_sibling_follows_discard_restore_erasure_and_retention(self, conn: Connection) -> None:
+        first, _second = pgmq.dead(conn, 1, 2)
+        pgmq.change(conn, "discard", first)
+        assert pgmq.inside(conn, pgmq.SIBLING) == [2]
+        pgmq.change(conn, "restore", first)
+        assert pgmq.inside(conn, pgmq.SIBLING) == [2, 1]
+        conn.execute("select bartleby.configure_queue('jobs', '{\"payload_retention\": 0}')")
+        conn.execute("select count(*) from bartleby.prune()")
+        assert ([each["payload"] for each in pgmq.letters(conn)], pgmq.inside(conn, pgmq.SIBLING)) == ([None, None], [])
+        conn.execute("select bartleby.configure_queue('jobs', '{\"retention\": 0}')")
+        conn.execute("select count(*) from bartleby.prune()")
+        assert (pgmq.letters(conn), pgmq.inside(conn, pgmq.SIBLING)) == ([], [])
+        assert rows(conn, "select * from bartleby.pgmq_message") == []
+
 
 class TestByHand:
+    @pytest.mark.seed("pgmq-62")
     def test_letter_that_left_the_sibling_is_discarded(self, conn: Connection) -> None:
         pgmq.dead(conn, 1)
         conn.execute("select pgmq.delete('jobs_dlq', msg_id) from pgmq.q_jobs_dlq")

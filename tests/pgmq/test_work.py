@@ -140,3 +140,14 @@ def test_open_breaker_lets_probes_run_and_charges_nothing(conn: Connection) -> N
     assert len(probe.messages) == 1
     ack(conn, probe.lease)
     assert value(conn, "select array_agg(read_ct) from pgmq.q_jobs") == [0]
+
+
+@pytest.mark.seed("brighter-11")
+def test_terminal_and_unacceptable_failures_are_dead(conn: Connection) -> None:
+    pgmq.made(conn)
+    pgmq.put(conn, 1)
+    assert [each["verdict"] for each in fail(conn, pgmq.claim(conn), verdict="dead", error="no")] == ["dead"]
+    pgmq.put(conn, 2)
+    assert [each["verdict"] for each in fail(conn, pgmq.claim(conn), reason="unacceptable")] == ["dead"]
+    assert [each["reason"] for each in pgmq.letters(conn)] == ["terminal", "unacceptable"]
+    assert (pgmq.inside(conn), pgmq.inside(conn, pgmq.SIBLING)) == ([], [1, 2])

@@ -126,6 +126,7 @@ def live(lab: Lab, machine: type[Operated], examples: int, *, first: int = 0) ->
     assert lab.count >= examples
 
 
+@pytest.mark.seed("brighter-5", "outbox-2", "outbox-4", "pulse-4", "pulse-34", "pulse-35")
 @pytest.mark.timeout(600)
 def test_message_is_always_in_exactly_one_place(lab: Lab) -> None:
     live(lab, Life, LIVES)

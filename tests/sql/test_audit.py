@@ -71,6 +71,7 @@ def forge(conn: Connection, first: int) -> None:
 class TestRecording:
     """Each action that changes a queue or its breaker leaves one line."""
 
+    @pytest.mark.seed("outbox-57")
     def test_each_action_is_recorded_once_with_what_it_changed(self, conn: Connection) -> None:
         sql.create(conn)
         q = {"queue": "q"}

@@ -9,6 +9,7 @@ from tests.kit.sql import Connect, Connection, Row
 pytestmark = pytest.mark.usefixtures("q")
 
 
+@pytest.mark.seed("pulse-8")
 def test_messages_come_in_order_and_once_under_leases_of_their_own(conn: Connection) -> None:
     sql.send_count(conn, 10)
     with conn.transaction(force_rollback=True):
@@ -19,6 +20,7 @@ def test_messages_come_in_order_and_once_under_leases_of_their_own(conn: Connect
     assert len({position for claimed in claims for position in claimed.positions}) == 10
 
 
+@pytest.mark.seed("brighter-3")
 def test_worker_and_end_of_the_lease_are_recorded(conn: Connection) -> None:
     sql.create(conn, "q", lease=90)
     sql.send_count(conn, 4)
@@ -85,6 +87,7 @@ def claim_all(conn: Connection) -> list[int]:
     return counts
 
 
+@pytest.mark.seed("pulse-24", "pulse-25", "pulse-26", "pulse-39")
 def test_due_messages_come_in_the_order_of_their_time_after_ready_ones(conn: Connection, clock: Clock) -> None:
     clock.stop()
     for delay in (30, 10, 20):

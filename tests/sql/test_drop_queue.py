@@ -97,6 +97,7 @@ def test_queue_with_letters_that_may_be_needed_is_dropped_only_by_force(conn: Co
         assert sql.value(conn, audited) == {status: 1}
 
 
+@pytest.mark.seed("brighter-32")
 def test_target_of_a_route_is_not_dropped(conn: Connection) -> None:
     for key in ("dead_letter_to", "invalid_to"):
         for force in (False, True):

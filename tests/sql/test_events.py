@@ -17,6 +17,7 @@ def tally(conn: Connection) -> None:
 
 
 class TestLetters:
+    @pytest.mark.seed("cordum-15", "cordum-17")
     def test_death_is_recorded_with_its_evidence(self, conn: Connection) -> None:
         sql.create(conn, "q", max_attempts=2, backoff="none")
         sent = sql.send(conn, {"a": 1}, key="order-7", generation=3)
@@ -250,3 +251,27 @@ class TestAlarms:
         conn.execute("select bartleby.drop_queue('q', true)")
         tally(conn)
         assert everything(conn, kind="escalated") == everything(conn, kind="drained") == []
+
+    @pytest.mark.seed("outbox-44")
+    def test_each_doubling_from_ten_on_is_reported_once(self, conn: Connection) -> None:
+        for count in (9, 1, 1, 8, 1, 1, 19, 40, 240):
+            die(conn, count)
+            tally(conn)
+        assert self.alarms(conn) == [("escalated", level) for level in (10, 20, 40, 80, 320)]
+        assert len(everything(conn, kind="group.opened")) == 1
+
+
+class TestOneTransaction:
+    @pytest.mark.parametrize("end", ["commit", "rollback"])
+    @pytest.mark.seed("cordum-1", "cordum-3")
+    def test_event_and_its_delivery_are_part_of_the_transaction(
+        self, connect: sql.Connect, conn: Connection, end: str
+    ) -> None:
+        put_sink(conn)
+        worker = connect(autocommit=False)
+        sent = sql.send(conn)
+        sql.fail_all(worker, sql.claim(worker, 1), verdict="dead")
+        assert (sql.rows(conn, "select * from bartleby.events"), sql.drain(conn, "sink.bus")) == ([], [])
+        getattr(worker, end)()
+        assert about(received(conn), sent) == ([("created", "1", 1)] if end == "commit" else [])
+        assert bool(sql.rows(conn, "select * from bartleby.events")) == (end == "commit")

@@ -1,6 +1,6 @@
 """Failing and rejecting: retry or dead letter, when the retry comes, what is recorded, and where a copy is routed."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ def claimed(conn: Connection, count: int = 3, queue: str = "q") -> Claim:
     return sql.claim(conn, count, queue)
 
 
+@pytest.mark.seed("pulse-2", "pulse-3", "pulse-17")
 def test_fail_reports_the_outcome_of_each_message(conn: Connection, clock: Clock) -> None:
     sql.create(conn, "q", backoff="fixed", base=10)
     work = claimed(conn)
@@ -44,6 +45,7 @@ BAD_FAILURES: list[Any] = [
 ]
 
 
+@pytest.mark.seed("brighter-18")
 def test_bad_failures_and_rejections_are_refused(conn: Connection) -> None:
     work = claimed(conn)
     first, second, _ = work.positions
@@ -98,6 +100,18 @@ VERDICTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] 
 }  # fmt: skip
 
 
+@pytest.mark.seed(
+    "brighter-59",
+    "outbox-11",
+    "outbox-12",
+    "outbox-62",
+    "pgmq-75",
+    "pulse-1",
+    "pulse-6",
+    "pulse-15",
+    "pulse-19",
+    "pulse-42",
+)
 def test_budgets_of_queue_message_and_handler(conn: Connection, clock: Clock) -> None:
     for name, (policy, options, failure, expected) in VERDICTS.items():
         sql.create(conn, "q", **({"max_attempts": 3, "give_up_after": None} | policy))
@@ -105,6 +119,7 @@ def test_budgets_of_queue_message_and_handler(conn: Connection, clock: Clock) ->
         assert verdicts_until_dead(conn, clock, **failure) == expected, name
 
 
+@pytest.mark.seed("pulse-20")
 def test_budget_of_the_handler_is_not_stored_and_a_lowered_budget_holds_at_once(conn: Connection, clock: Clock) -> None:
     sql.send(conn, 1)
     for _ in range(2):
@@ -139,6 +154,7 @@ def test_rule_explains_the_verdict_in_every_interval_style(conn: Connection) -> 
         assert sql.column(conn, recorded, work.lease) == [rule for _, rule in cases], style
 
 
+@pytest.mark.seed("outbox-26", "pulse-5", "pulse-18", "pulse-21", "pulse-22", "pulse-32", "pulse-38", "pulse-41")
 def test_attempts_and_dead_letter_have_all_the_evidence(conn: Connection, clock: Clock) -> None:
     """Endless texts are cut."""
     sql.create(conn, "q", max_attempts=2, backoff="fixed", base=10)
@@ -183,6 +199,7 @@ def test_delay_is_that_of_the_worker_and_never_longer_than_the_cap(conn: Connect
         assert longest <= timedelta(days=365.25 * 100), backoff
 
 
+@pytest.mark.seed("brighter-58")
 def test_rejection_is_recorded_as_an_attempt_whatever_the_verdict(conn: Connection) -> None:
     for reason, dies_of in (("unacceptable", "unacceptable"), ("delivery_error", "terminal")):
         for how in ("reject", "fail"):
@@ -200,6 +217,7 @@ def test_rejection_is_recorded_as_an_attempt_whatever_the_verdict(conn: Connecti
             assert sql.value(conn, "select reason from bartleby.dead_letters where message_id = %s", sent) == dies_of
 
 
+@pytest.mark.seed("brighter-12", "brighter-37")
 def test_failures_and_rejections_of_one_call_follow_their_routes(conn: Connection) -> None:
     """Exhausted messages follow the route too; retried ones follow none; a copy that dies follows its own."""
     sql.create(conn, "last")
@@ -230,3 +248,93 @@ def test_failures_and_rejections_of_one_call_follow_their_routes(conn: Connectio
     sql.fail_all(conn, copies)
     assert {message["headers"]["original_queue"] for message in sql.claim(conn, 9, "last").messages} == {"dead"}
     assert (sql.stats(conn)["dead"], sql.stats(conn, "dead")["dead"], sql.stats(conn, "last")["ready"]) == (4, 3, 0)
+
+
+CURVES: list[tuple[dict[str, Any], list[float]]] = [
+    ({"jitter": "none"}, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]),
+    ({"jitter": "none", "base": 3, "factor": 3, "cap": 50}, [3, 9, 27, 50, 50]),
+    ({"jitter": "none", "factor": 1}, [1, 1, 1]),
+    ({"jitter": "none", "base": 0}, [0, 0, 0]),
+    ({"jitter": "none", "base": 10, "cap": 5}, [5, 5]),
+    ({"backoff": "quadratic"}, [1, 4, 9, 16, 25]),
+    ({"backoff": "quadratic", "base": 2, "cap": 20}, [2, 8, 18, 20]),
+    ({"backoff": "fixed", "base": 7}, [7, 7, 7]),
+    ({"backoff": "schedule", "schedule": [5, 1, "2 minutes"]}, [5, 1, 120, 120, 120]),
+    ({"backoff": "none"}, [0, 0, 0]),
+]
+
+
+def delays(conn: Connection, clock: Clock, count: int, queue: str = "q", **failure: Any) -> list[float]:
+    """The delays after the first attempts of one message."""
+    sent = sql.send(conn, 1, queue, max_attempts=32000)
+    for _ in range(count):
+        sql.fail_all(conn, sql.claim(conn, queue=queue), **failure)
+        clock.advance(1_000_000)
+    query = "select retry_at - failed_at from bartleby.attempt where message_id = %s order by id"
+    return [delay.total_seconds() for delay in sql.column(conn, query, sent)]
+
+
+@pytest.mark.seed("outbox-8", "outbox-13", "pgmq-67", "pulse-16", "pulse-36")
+def test_delay_follows_the_curve_of_the_policy_or_the_worker(conn: Connection, clock: Clock) -> None:
+    for n, (policy, expected) in enumerate(CURVES):
+        sql.create(conn, f"q{n}", **policy)
+        assert delays(conn, clock, len(expected), f"q{n}") == pytest.approx(expected), policy
+    assert delays(conn, clock, 2, delay=12.5) == pytest.approx([12.5, 12.5])
+    for backoff in ("exponential", "quadratic", "fixed", "schedule", "none"):
+        sql.create(conn, "q", backoff=backoff, schedule=[1], factor=1000, cap="100 years")
+        longest = sql.value(conn, "select bartleby.retry_delay(q, 32000) from bartleby.queue q where q.name = 'q'")
+        assert longest <= timedelta(days=365.25 * 100), backoff
+
+
+@pytest.mark.seed("outbox-9", "outbox-10")
+def test_full_jitter_is_anywhere_up_to_the_curve(conn: Connection, clock: Clock) -> None:
+    policies: list[dict[str, Any]] = [{"base": 100}, {"backoff": "fixed", "base": 100, "jitter": "full"}]
+    for n, policy in enumerate(policies):
+        sql.create(conn, f"q{n}", cap=100, **policy)
+        found = delays(conn, clock, 40, f"q{n}")
+        assert all(0 <= delay <= 100 for delay in found), policy
+        assert (min(found) < 40, max(found) > 60, len(set(found)) > 30) == (True, True, True), policy
+
+
+ROUTES: list[tuple[str, dict[str, str], str | None]] = [
+    ("delivery_error", {}, None),
+    ("delivery_error", {"dead_letter_to": "dead"}, "dead"),
+    ("delivery_error", {"invalid_to": "invalid"}, None),
+    ("delivery_error", {"dead_letter_to": "dead", "invalid_to": "invalid"}, "dead"),
+    ("unacceptable", {}, None),
+    ("unacceptable", {"dead_letter_to": "dead"}, "dead"),
+    ("unacceptable", {"invalid_to": "invalid"}, "invalid"),
+    ("unacceptable", {"dead_letter_to": "dead", "invalid_to": "invalid"}, "invalid"),
+]
+
+
+@pytest.mark.seed("brighter-1", "brighter-6", "brighter-13", "brighter-14", "brighter-15", "brighter-16", "brighter-21")
+@pytest.mark.seed("brighter-23", "brighter-24", "brighter-26", "brighter-29", "brighter-30", "brighter-31")
+@pytest.mark.seed("brighter-40", "brighter-41", "brighter-42", "brighter-43", "brighter-45", "brighter-46")
+@pytest.mark.seed("brighter-47", "brighter-48")
+def test_rejected_message_is_kept_and_its_copy_follows_the_route(conn: Connection) -> None:
+    for name in ("dead", "invalid"):
+        sql.create(conn, name)
+    headers = {"type": "order", "x": 1}
+    for reason, routes, target in ROUTES:
+        case = f"{reason} {routes}"
+        sql.create(conn, "q", **{"dead_letter_to": None, "invalid_to": None, **routes})
+        sent = sql.send(conn, {"a": 1}, headers=headers, key="k", generation=3)
+        work = sql.claim(conn)
+        sql.reject(conn, work.lease, work.positions[0], reason, "no such street")
+        letter = sql.row(conn, "select * from bartleby.dead_letters where message_id = %s", sent)
+        assert letter["reason"] == ("unacceptable" if reason == "unacceptable" else "terminal"), case
+        assert letter["headers"] == headers, case
+        copies = {name: sql.claim(conn, 9, name).messages for name in ("dead", "invalid")}
+        assert {name for name, messages in copies.items() if messages} == ({target} if target else set()), case
+        if target is None:
+            continue
+        (copy,) = copies[target]
+        assert (copy["payload"], copy["key"], copy["generation"], copy["attempt"]) == ({"a": 1}, "k", 3, 1), case
+        assert copy["message_id"] != sent
+        timestamp = copy["headers"].pop("rejection_timestamp")
+        assert timestamp.endswith("Z")
+        assert datetime.fromisoformat(timestamp) == letter["dead_at"].astimezone(UTC)
+        origin = {"original_queue": "q", "original_message_id": sent, "original_type": "order"}
+        rejection = {"rejection_reason": reason, "rejection_message": "no such street"}
+        assert copy["headers"] == headers | origin | rejection, case

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.kit.sql import Connection, column, create, refused, row, value
+from tests.kit.sql import Connection, claim, column, create, fail_all, refused, row, send, value
 
 pytestmark = pytest.mark.usefixtures("q")
 
@@ -44,3 +44,15 @@ def test_consumer_or_key_out_of_bounds_is_refused_and_the_longest_fit(conn: Conn
     consumer, key = "".join(letters[:150]), "".join(letters[150:660])
     assert mark(conn, key, consumer)
     assert handled(conn, key, consumer=consumer) == {key}
+
+
+@pytest.mark.seed("outbox-53")
+def test_mark_survives_the_death_and_the_replay_of_the_message(conn: Connection) -> None:
+    """A worker dies between the effect and the ack; the message becomes a dead letter and is replayed."""
+    sent = send(conn, 1)
+    work = claim(conn)
+    assert mark(conn, f"id:{sent}")
+    fail_all(conn, work, verdict="dead")
+    conn.execute("select bartleby.replay(%s, 'me', 'again')", [[sent]])
+    assert claim(conn).ids == [sent]
+    assert handled(conn, f"id:{sent}") == {f"id:{sent}"}

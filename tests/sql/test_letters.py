@@ -73,6 +73,7 @@ def died(conn: Connection) -> int:
 
 
 class TestPages:
+    @pytest.mark.seed("pulse-33")
     def test_pages_have_every_letter_once_in_order_although_many_died_at_once(self, conn: Connection) -> None:
         at = value(conn, "select bartleby.clock()")
         times = [at, at, at, value(conn, "select bartleby.clock()")]
@@ -230,6 +231,7 @@ def check_searches(conn: Connection, searches: list[Search], counts: dict[str, t
 
 
 class TestActions:
+    @pytest.mark.seed("outbox-5")
     def test_discarded_letter_is_restored_as_it_was(self, conn: Connection, clock: Clock) -> None:
         clock.stop()
         number = letter(conn, ago=3600, error_type="E", cycle=3, payload={"a": 1}, headers={"h": 1}, key="k")

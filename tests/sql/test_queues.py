@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.kit import sql
 from tests.kit.sql import Connect, Connection
 
@@ -106,12 +108,14 @@ BAD: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.seed("outbox-7", "pgmq-46", "pgmq-58")
 def test_good_policy_is_stored_and_the_rest_has_defaults(conn: Connection) -> None:
     for n, (given, stored) in enumerate(GOOD):
         sql.create(conn, f"q{n}", **given)
         assert policy(conn, f"q{n}") == DEFAULTS | given | stored, given
 
 
+@pytest.mark.seed("brighter-10")
 def test_bad_policy_is_refused_by_the_name_of_its_key(conn: Connection) -> None:
     sql.create(conn)
     assert set(BAD) == set(DEFAULTS)
@@ -135,6 +139,7 @@ def test_bad_policy_is_refused_by_the_name_of_its_key(conn: Connection) -> None:
     assert sql.column(conn, "select name from bartleby.queues") == ["q"]
 
 
+@pytest.mark.seed("pulse-43")
 def test_configuring_and_creating_again_merge_and_keep_the_messages(conn: Connection) -> None:
     sql.create(conn, "a")
     sql.create(conn, "q", max_attempts=7, lease=10, dead_letter_to="a")
@@ -181,3 +186,16 @@ def test_concurrent_creations_and_changes_all_hold_and_form_no_cycle(connect: Co
         one.commit()
         with sql.refused("ZB003", "dead_letter_to"):
             second.result()
+
+
+@pytest.mark.seed("brighter-51")
+def test_paused_queue_accepts_messages_and_hands_out_none(conn: Connection) -> None:
+    sql.create(conn)
+    sql.send(conn, 1)
+    conn.execute("select bartleby.pause_queue('q')")
+    assert sql.stats(conn)["paused"]
+    sql.send(conn, 2)
+    assert sql.claim(conn, 10).messages == []
+    conn.execute("select bartleby.pause_queue('q')")
+    conn.execute("select bartleby.resume_queue('q')")
+    assert sql.claim(conn, 10).payloads == [1, 2]

@@ -26,6 +26,7 @@ def suspect(conn: Connection, clock: Clock, q: None) -> int:
     return sent
 
 
+@pytest.mark.seed("brighter-55")
 def test_messages_of_a_lapsed_batch_come_back_alone_and_uncharged(
     conn: Connection, clock: Clock, connect: Connect
 ) -> None:
@@ -53,6 +54,7 @@ def test_messages_of_a_lapsed_batch_come_back_alone_and_uncharged(
     assert ledger == [{"message_id": message_id, **lost} for message_id in ids]
 
 
+@pytest.mark.seed("outbox-60", "pulse-11", "pulse-40")
 def test_message_dies_after_its_crash_budget_or_its_attempts(conn: Connection, clock: Clock, suspect: int) -> None:
     for crash_budget, max_attempts in ((1, 100), (3, 100), (10, 2)):
         lives = min(crash_budget, max_attempts)
@@ -273,3 +275,34 @@ def test_reaper_neither_waits_for_a_settlement_or_a_start_nor_takes_the_lease(
     assert sql.reap(conn) == []
     worker.commit()
     assert [(found["messages"], found["outcome"]) for found in sql.reap(conn)] == [(1, "retry"), (1, "released")]
+
+
+@pytest.mark.seed("pulse-7", "pulse-9", "pulse-30")
+def test_message_that_ran_alone_is_charged(conn: Connection, clock: Clock, suspect: int) -> None:
+    work = sql.claim(conn, worker="host")
+    assert lapse(conn, clock) == ["retry"]
+    found = sql.row(conn, "select * from bartleby.attempts where outcome <> 'lost'")
+    assert (found["outcome"], found["verdict"], found["attempt"], found["worker"]) == ("crashed", "retry", 1, "host")
+    assert (found["lease_id"], found["error_type"]) == (work.lease, "WorkerLost")
+    again = sql.claim(conn).one
+    assert (again["attempt"], again["solo"]) == (2, True)
+
+
+@pytest.mark.seed("pulse-29")
+def test_each_lease_lapses_at_its_own_time_even_if_later_ones_are_settled(conn: Connection, clock: Clock) -> None:
+    clock.stop()
+    sql.send_count(conn, 10)
+    for length in ("10 seconds", "1 hour", "100 seconds"):
+        sql.claim(conn, lease=length)
+    for _ in range(7):
+        sql.ack(conn, sql.claim(conn).lease)
+        assert sql.reap(conn) == []
+    reaped = []
+    for _ in range(5):
+        clock.advance(30)
+        reaped.append(len(sql.reap(conn)))
+    assert reaped == [1, 0, 0, 1, 0]
+    clock.advance(3600)
+    assert [found["messages"] for found in sql.reap(conn)] == [1]
+    clock.advance(1)
+    assert sorted(sql.drain(conn)) == [1, 2, 3]

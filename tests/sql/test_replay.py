@@ -40,6 +40,7 @@ def die(conn: Connection, **failure: object) -> int:
     return claimed.ids[0]
 
 
+@pytest.mark.seed("outbox-25", "outbox-29", "outbox-33", "outbox-35", "outbox-52", "outbox-58", "pulse-44")
 @pytest.mark.parametrize("again", [replay, replay_by_plan], ids=["by_hand", "by_plan"])
 def test_same_message_comes_again_with_new_attempts(
     conn: Connection, connect: Connect, clock: Clock, again: Callable[..., list[int]]
@@ -66,6 +67,7 @@ def test_same_message_comes_again_with_new_attempts(
     assert state == {"cycle": 2, "attempts": 0, "max_attempts": 2}
 
 
+@pytest.mark.seed("outbox-6", "outbox-34")
 def test_replay_happens_once_and_only_for_dead_letters(conn: Connection) -> None:
     create(conn, "other")
     ids = [*sql.send_count(conn, 3), send(conn, "there", "other")]
@@ -123,6 +125,7 @@ def test_ack_resolves_the_letter_of_its_message_only(conn: Connection, clock: Cl
     assert set(column(conn, "select status from bartleby.dead_letters")) == {"resolved"}
 
 
+@pytest.mark.seed("outbox-23", "outbox-24", "outbox-28", "outbox-55", "outbox-56", "outbox-61")
 def test_dying_again_keeps_one_letter_with_the_earlier_cycle(conn: Connection, clock: Clock) -> None:
     sent = send(conn, 1)
     die(conn, error_type="First", error="one", fingerprint="f1")
@@ -165,6 +168,8 @@ def test_crashes_count_anew_in_each_cycle(conn: Connection, clock: Clock) -> Non
         replay(conn, sent)
 
 
+@pytest.mark.seed("outbox-32")
+@pytest.mark.seed("outbox-30", "outbox-31")
 def test_generation_is_replaced_only_when_given(conn: Connection) -> None:
     for again in (replay, replay_by_plan):
         for before, given, expected in ((None, 7, 7), (4, 7, 7), (4, None, 4), (4, 0, 0)):
@@ -178,6 +183,7 @@ def test_generation_is_replaced_only_when_given(conn: Connection) -> None:
             assert (found["generation"], found["failure_history"][0]["generation"]) == (expected, before)
 
 
+@pytest.mark.seed("outbox-36")
 def test_refused_replays(conn: Connection) -> None:
     send(conn, 1)
     dead = die(conn)

@@ -42,6 +42,7 @@ def expiring(conn: Connection, within: str = "7 days") -> list[tuple[Any, ...]]:
 
 
 class TestLetters:
+    @pytest.mark.seed("brighter-56")
     def test_each_status_counts_from_its_own_time(self, conn: Connection, clock: Clock) -> None:
         """Thirty days since it died, was discarded, or was done."""
         dead, discarded, resolved, replayed, restored = die(conn, 5)
@@ -69,6 +70,7 @@ class TestLetters:
         assert dead not in statuses(conn)
         adds_up(conn)
 
+    @pytest.mark.seed("pgmq-60")
     def test_held_letter_is_kept_with_its_payload_and_its_ledger(self, conn: Connection, clock: Clock) -> None:
         create(conn, "q", payload_retention="1 day")
         ids = die(conn, 3)
@@ -86,6 +88,7 @@ class TestLetters:
         assert statuses(conn) == {}
         assert column(conn, "select message_id from bartleby.attempts") == []
 
+    @pytest.mark.seed("pgmq-58", "pulse-37")
     def test_unresolved_letters_are_reported_when_they_go(self, conn: Connection, clock: Clock) -> None:
         ids = die(conn, 3)
         first = letter_of(conn, ids[0])["dead_at"]

@@ -161,6 +161,7 @@ ALLOWED = {
 }
 
 
+@pytest.mark.seed("pgmq-55")
 def test_each_role_has_exactly_its_rights(conn: Connection) -> None:
     sql.create(conn)
     ours = "namespace = 'bartleby'::regnamespace"
@@ -185,6 +186,7 @@ def test_each_role_has_exactly_its_rights(conn: Connection) -> None:
         assert sql.column(conn, memberships, role) == [], role
 
 
+@pytest.mark.seed("brighter-36", "brighter-39")
 @pytest.mark.own_database
 def test_each_role_can_do_what_it_may_and_nothing_else(conn: Connection) -> None:
     sql.create(conn)

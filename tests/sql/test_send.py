@@ -17,6 +17,7 @@ def send_many(conn: Connection, *messages: Any, queue: str = "q") -> list[int]:
     return sql.column(conn, "select bartleby.send_many(%s, %s)", queue, Jsonb(list(messages)))
 
 
+@pytest.mark.seed("outbox-1")
 def test_message_is_visible_on_commit_and_discarded_on_rollback(conn: Connection, connect: Connect) -> None:
     sender = connect(autocommit=False)
     sql.send(sender, 1, key="k", unique_for="1 hour")

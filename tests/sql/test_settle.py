@@ -43,6 +43,7 @@ def assert_every_settlement_is_refused(conn: Connection, *stale: Claim) -> None:
     assert sql.snapshot_of_everything(conn) == before
 
 
+@pytest.mark.seed("brighter-8", "pulse-13")
 def test_reaped_lease_changes_nothing_not_even_after_another_claim(conn: Connection, clock: Clock) -> None:
     """The worker was too slow: its lease was taken back, and another worker has the message."""
     stale = claimed(conn, 1)
@@ -56,6 +57,7 @@ def test_reaped_lease_changes_nothing_not_even_after_another_claim(conn: Connect
     assert sql.ack(conn, fresh.lease) == 1
 
 
+@pytest.mark.seed("pulse-14")
 def test_settled_or_invented_lease_changes_nothing(conn: Connection) -> None:
     done, held = claimed(conn), claimed(conn)
     sql.ack(conn, done.lease)
@@ -69,6 +71,7 @@ def test_lapsed_lease_that_was_not_taken_back_is_still_good(conn: Connection, cl
     assert sql.ack(conn, slow.lease) == 3
 
 
+@pytest.mark.seed("brighter-4", "brighter-9")
 def test_acks_of_parts_and_of_the_rest(conn: Connection) -> None:
     work = claimed(conn, 5)
     assert sql.ack(conn, work.lease, []) == sql.release(conn, work.lease, []) == len(sql.fail(conn, work.lease)) == 0
@@ -81,6 +84,7 @@ def test_acks_of_parts_and_of_the_rest(conn: Connection) -> None:
     assert sql.column(conn, "select payload from bartleby.messages") == []
 
 
+@pytest.mark.seed("pulse-12")
 def test_position_outside_the_lease_spoils_the_call(conn: Connection) -> None:
     work = claimed(conn)
     sql.send(conn, "ready")
@@ -115,6 +119,7 @@ def test_of_concurrent_acks_only_one_of_the_same_position_is_refused(connect: Co
     assert sql.stats(conn)["leased"] == 0
 
 
+@pytest.mark.seed("pulse-10")
 def test_release_charges_nothing_and_keeps_earlier_charges(conn: Connection, clock: Clock) -> None:
     failed = sql.send(conn, "failed", max_attempts=2)
     sql.fail_all(conn, sql.claim(conn), delay=0)

@@ -107,6 +107,25 @@ class TestCollection:
         die(conn)
         assert [note.channel for note in relay.notifies(timeout=10, stop_after=1)] != []
 
+    @pytest.mark.seed("cordum-39")
+    def test_sinks_collect_their_queues_and_what_has_no_queue(self, conn: Connection) -> None:
+        sql.create(conn, "other")
+        wanted: dict[str, tuple[list[str] | None, set[str]]] = {
+            "all": (None, {"q", "other"}),
+            "one": (["q"], {"q"}),
+            "elsewhere": (["no"], set()),
+            "none": ([], set()),
+        }
+        for name, (queues, _) in wanted.items():
+            put_sink(conn, name, queues=queues, types=["dead_letter.*", "group.*"])
+        put_sink(conn, queues=["no"])
+        report(conn, error="down")
+        die(conn)
+        die(conn, 1, "other")
+        found = {name: {each["data"]["queue"] for each in received(conn, name)} for name in wanted}
+        assert found == {name: expected for name, (_, expected) in wanted.items()}
+        assert kinds(received(conn)) == ["sink.degraded"]
+
 
 class TestRefusals:
     def test_refused_events_are_dead_letters_of_the_sink(self, conn: Connection) -> None:

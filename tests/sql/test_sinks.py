@@ -39,6 +39,7 @@ BAD_SETTINGS: dict[str, list[Any]] = {
 
 
 class TestSettings:
+    @pytest.mark.seed("cordum-8", "cordum-11")
     def test_settings_have_defaults_and_stay_unless_named(self, conn: Connection) -> None:
         put_sink(conn)
         assert {name: sink_of(conn)[name] for name in DEFAULTS} == DEFAULTS

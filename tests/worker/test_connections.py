@@ -99,6 +99,7 @@ def accept(conn: Conn, name: str) -> None:
         conn.execute(f"alter function bartleby.{name}_away rename to {name}".encode())
 
 
+@pytest.mark.seed("cordum-13")
 @pytest.mark.own_database
 def test_call_that_the_server_cannot_take_now_is_repeated(app: Bartleby, conn: Conn, told: Told) -> None:
     """A full disk, a deadlock, a read-only server: repeated until it is accepted, and the handler runs once."""
@@ -256,6 +257,7 @@ def test_worker_can_be_stopped_while_its_database_hangs(
 # A pooler between
 
 
+@pytest.mark.seed("outbox-3")
 @pytest.mark.pgbouncer
 def test_worker_polls_behind_a_pooler(app: Bartleby, pooled_dsn: str, conn: Conn, told: Told) -> None:
     pooled = Bartleby(pooled_dsn)

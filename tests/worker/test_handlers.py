@@ -150,6 +150,7 @@ UNFIT: list[tuple[Any, object, str]] = [
 ]
 
 
+@pytest.mark.seed("outbox-15", "outbox-16")
 def test_unfit_payload_is_rejected_at_once_and_harms_no_other(app: Bartleby, conn: Conn) -> None:
     seen: list[object] = []
     app.client.create_queue("bad")

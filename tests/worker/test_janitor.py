@@ -80,6 +80,7 @@ def test_queue_whose_pause_is_over_is_worked_on_again(app: Bartleby, conn: Conn)
     assert [(each.actor, each.reason) for each in resumed] == [("bartleby", "the pause is over")]
 
 
+@pytest.mark.seed("pgmq-47")
 async def test_round_reaps_turns_tallies_regroups_and_prunes(dsn: str, conn: Conn, told: Told) -> None:
     reaped: list[Any] = []
     with Client(dsn) as client:

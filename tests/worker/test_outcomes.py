@@ -43,6 +43,7 @@ OUTCOMES: dict[str, tuple[object, tuple[Any, ...], str]] = {
 }
 
 
+@pytest.mark.seed("outbox-17", "outbox-22", "outbox-66")
 @BOTH
 @pytest.mark.parametrize("raised", [False, True])
 def test_each_outcome_is_settled(app: Bartleby, conn: Conn, awaited: bool, raised: bool) -> None:
@@ -176,3 +177,29 @@ def test_log_lines_are_few_and_cannot_be_forged(app: Bartleby, told: Told) -> No
     lines = told.of("message.released")
     assert sum(record.fields["messages"] for record in lines) == 50  # type: ignore[attr-defined]
     assert len(lines) < 10
+
+
+@pytest.mark.seed("outbox-20")
+def test_trouble_of_the_server_in_a_handler_is_not_charged(app: Bartleby, conn: Conn) -> None:
+    errors = [
+        psycopg.errors.DiskFull("could not extend file"),
+        psycopg.errors.TooManyConnections("too many clients"),
+        psycopg.errors.AdminShutdown("terminating connection"),
+        psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT"),
+    ]
+
+    def handle(message: Message) -> None:
+        raise errors[message.payload]
+
+    async def handle_awaited(message: Message) -> None:
+        raise RuntimeError("wrapped") from errors[message.payload]
+
+    for queue, function in {"plain": handle, "wrapped": handle_awaited}.items():
+        app.handler(queue, retry={"max_attempts": 1})(function)
+        app.client.create_queue(queue)
+        app.send_many(queue, [{"payload": number} for number in range(len(errors))])
+    with working(app) as running:
+        until(lambda: running.worker.counts["released"] >= 2 * len(errors))
+        running.end()
+    assert row(conn, "select count(*), max(attempts) from bartleby.messages") == (2 * len(errors), 0)
+    assert row(conn, "select count(*) from bartleby.attempts") == 0

@@ -70,6 +70,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         yield begin
 
 
+@pytest.mark.seed("cordum-29")
 @pytest.mark.parametrize("words", BEGINS, ids=lambda each: each[0])
 def test_command_begins_when_the_database_is_available(
     start: Callable[..., Started], away: Proxy, server: dev.Server, dsn: str, words: tuple[str, ...]
