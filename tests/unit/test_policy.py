@@ -212,6 +212,7 @@ SERVER_TROUBLE: list[tuple[str, BaseException]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.seed("outbox-14", "outbox-16", "outbox-17", "outbox-18", "outbox-19", "outbox-20", "outbox-21")
 def test_errors_are_classified() -> None:
     for rule, found in DEAD.items():
         assert classify(found) == Ruling("dead", rule, None, 0)
@@ -236,6 +237,7 @@ def test_rule_says_why() -> None:
     )
 
 
+@pytest.mark.seed("outbox-22")
 def test_errors_that_the_handler_lists_are_terminal() -> None:
     assert classify(KeyError("x"), [KeyError]) == Ruling("dead", "KeyError is listed by the handler")
     listed = classify(KeyError("x"), (ValueError, LookupError))
@@ -245,6 +247,7 @@ def test_errors_that_the_handler_lists_are_terminal() -> None:
     assert classify(ValueError("x"), [KeyError]).verdict == "retry"
 
 
+@pytest.mark.seed("outbox-67")
 def test_outcomes_of_the_handler_go_before_its_list() -> None:
     assert classify(Snooze(30), [Exception]) == Ruling("release", "the handler asked for a delay of 30 s", 30.0)
     assert classify(Retry(after=timedelta(minutes=2)), [Exception]) == Ruling(

@@ -130,6 +130,7 @@ def _terminal(dsn: str) -> Iterator[Callable[..., Done]]:
     signal.signal(signal.SIGTERM, kept)
 
 
+@pytest.mark.seed("outbox-65", "outbox-68")
 def test_all_surfaces_leave_the_same_state(results: dict[str, Result]) -> None:
     state = results["sql"].state
     for name in SURFACES[1:]:

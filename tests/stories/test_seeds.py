@@ -1,0 +1,157 @@
+"""Decisions of the designs in seeds.toml that need a story of their own. Marks on other tests prove the rest."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bartleby import Bartleby, Client, Message, Terminal
+from bartleby.testing import Clock, drain
+from tests.kit.sql import claim, column, create, fail, psql, reap, refused, reject, row, rows, send, value, waiting
+from tests.kit.worker import Told
+from tests.stories.kit import Connection, bury, fail_one, letter, places
+
+ON_CALL = Path(__file__).parents[2] / "docs" / "howto" / "on-call.md"
+ENTRY = {
+    "cycle": int, "reason": str, "attempts": int, "crashes": int, "first_failed_at": str, "dead_at": str,
+    "error_type": str, "error": str, "traceback": str, "fingerprint": str, "worker": str, "worker_version": str,
+    "group_id": int, "generation": int, "queue": str, "replayed_at": str, "replayed_by": str, "replay_reason": str,
+}  # fmt: skip
+REPLAY = "select bartleby.replay(array[%s::bigint], 'ana', 'the cause is fixed', 4)"
+
+
+@pytest.mark.seed("outbox-27", "outbox-37", "outbox-64")
+def test_history_entry_has_a_fixed_shape_and_a_bounded_size(conn: Connection, client: Client, clock: Clock) -> None:
+    create(conn)
+    full = {
+        "error_type": "KeyError", "error": "x" * 100_000, "traceback": "File …", "fingerprint": "f1",
+        "worker_version": "2.4.0",
+    }  # fmt: skip
+    bare = send(conn)
+    fail_one(conn, verdict="dead")
+    sent = send(conn, generation=3)
+    fail_one(conn, verdict="dead", **{**full, "error": "x" * 200_000})
+    for each in (bare, sent, sent):
+        clock.advance(3600)
+        conn.execute(REPLAY, [each])
+        fail_one(conn, verdict="dead")
+        assert letter(conn, each)["first_failed_at"] == clock.now()
+    assert [each.message_id for each in client.dead_letters("cycle:>2")] == [sent]
+    found = client.dead_letter(sent)
+    assert found is not None
+    entry, _ = found.failure_history
+    assert {name: type(entry.get(name)) for name in ENTRY} == ENTRY
+    assert {name: entry[name] for name in full} == full
+    assert (entry["cycle"], entry["attempts"], entry["crashes"], entry["generation"]) == (1, 1, 0, 3)
+    assert (entry["reason"], entry["queue"], entry["worker"]) == ("terminal", "q", "w")
+    assert (entry["replayed_by"], entry["replay_reason"]) == ("ana", "the cause is fixed")
+    assert (entry["edited"], entry["replay_id"]) == (None, None)
+    times = [datetime.fromisoformat(entry[each]) for each in ("first_failed_at", "dead_at", "replayed_at")]
+    assert (times, all(each.tzinfo for each in times)) == (sorted(times), True)
+    [other] = letter(conn, bare)["failure_history"]
+    assert other.keys() == entry.keys()
+    assert [name for name in full if other[name] is not None] == []
+
+
+@pytest.mark.seed("outbox-38", "outbox-39", "outbox-40", "outbox-59", "outbox-63")
+def test_operator_needs_nothing_but_psql(conn: Connection, dsn: str) -> None:
+    create(conn)
+    bury(conn)
+    send(conn)
+    fail_one(conn, verdict="dead", error_type="IndexError")
+    runbook = re.search(r"## With psql alone.*?```sql\n(.*?)```", ON_CALL.read_text(), re.DOTALL)
+    assert runbook
+    conn.execute(runbook[1].encode())
+    assert value(conn, "select state from bartleby.groups where id = 2") == "resolved"
+    assert value(conn, "select status from bartleby.replays where id = 1") == "running"
+    create(conn, "orders")
+    sent = bury(conn, {"order": 42}, "orders", error="no such customer")
+    found = "select queue, payload ->> 'order', error from bartleby.dead_letters where queue = 'orders'"
+    call = f"set role bartleby_operator; select bartleby.replay(array[{sent}], 'ana@example.com', 'the cause is fixed')"
+    for query, out in ((found, "orders|42|no such customer\n"), (call, f"{sent}\n")):
+        done = psql(dsn, "-At", "-c", query)
+        assert (done.returncode, done.stdout) == (0, out)
+    assert places(conn, sent) == ["ready"]
+
+
+@pytest.mark.seed("outbox-49", "outbox-50", "brighter-20", "brighter-22", "brighter-25")
+def test_worker_logs_each_failure_and_warns_of_each_death(conn: Connection, app: Bartleby, clock: Clock) -> None:
+    errors = {"fails": KeyError("AT"), "is refused": Terminal("not paid")}
+
+    @app.handler("q")
+    def handle(message: Message) -> None:
+        raise errors[message.payload]
+
+    create(conn, max_attempts=2, breaker="off")
+    for payload, failed, attempt in (("fails", ["KeyError: 'AT'"], 2), ("is refused", [], 1)):
+        with Told.listening() as log:
+            sent = send(conn, payload)
+            drain(app)
+        assert [each.getMessage() for each in log.of("message.failed")] == failed
+        [died] = log.of("message.dead")
+        assert (died.levelname, str(errors[payload]) in died.getMessage()) == ("WARNING", True)
+        handler = app.handlers["q"].name
+        assert vars(died)["fields"] == {"queue": "q", "message_id": sent, "handler": handler, "attempt": attempt}
+        assert places(conn, sent) == ["dead"]
+
+
+@pytest.mark.seed("brighter-2", "brighter-7", "brighter-27", "brighter-28", "brighter-33", "brighter-34", "brighter-35")
+@pytest.mark.seed("brighter-38", "brighter-44", "brighter-50", "brighter-52", "brighter-53", "brighter-57")
+def test_copy_in_a_channel_needs_no_table_and_its_headers_cannot_be_misleading(conn: Connection) -> None:
+    tables = "select count(*) from pg_class where relkind in ('r', 'p')"
+    before = value(conn, tables)
+    create(conn, "my-dlq")
+    create(conn, dead_letter_to="my-dlq")
+    conn.execute("set timezone = 'Asia/Kathmandu'")
+    given = {"type": "order.placed", "ReceiptHandle": 99, "traceparent": "00-0af7651916cd43dd-b7ad6b7169203331-01"}
+    misleading = {"original_queue": "elsewhere", "rejection_reason": "none"}
+    copied = "select headers from bartleby.messages where queue = 'my-dlq'"
+    sent = send(conn, headers=given | misleading)
+    work = claim(conn)
+    for rolled_back in (True, False):
+        with conn.transaction(force_rollback=rolled_back):
+            reject(conn, work.lease, work.positions[0], "delivery_error")
+            assert (places(conn, sent), len(column(conn, copied))) == (["dead"], 1)
+        assert (places(conn, sent), len(column(conn, copied))) == ((["leased"], 0) if rolled_back else (["dead"], 1))
+    found = value(conn, copied)
+    stamp = found.pop("rejection_timestamp")
+    assert found == {
+        **given, "original_queue": "q", "original_message_id": sent, "original_type": "order.placed",
+        "rejection_reason": "delivery_error", "rejection_message": "terminal",
+    }  # fmt: skip
+    assert (stamp[-1], datetime.fromisoformat(stamp)) == ("Z", letter(conn, sent)["dead_at"].astimezone(UTC))
+    assert (letter(conn, sent)["headers"], value(conn, tables)) == (given | misleading, before)
+
+
+@pytest.mark.seed("pulse-28", "pulse-31")
+def test_crash_of_a_message_that_runs_alone_backs_off_like_a_failure(conn: Connection, clock: Clock) -> None:
+    create(conn, max_attempts=3, backoff="quadratic", crash_budget=10)
+    sent = send(conn)
+    for _ in range(4):
+        assert claim(conn).ids == [sent]
+        clock.advance(61)
+        reap(conn)
+        clock.advance(10)
+    ledger = "select outcome, verdict, extract(epoch from retry_at - failed_at)::int as wait from bartleby.attempts"
+    assert [tuple(each.values()) for each in rows(conn, f"{ledger} order by failed_at")] == [
+        ("lost", "retry", 0), ("crashed", "retry", 1), ("crashed", "retry", 4), ("crashed", "dead", None),
+    ]  # fmt: skip
+    assert row(conn, "select reason, attempts from bartleby.dead_letters") == {"reason": "crashed", "attempts": 3}
+
+
+@pytest.mark.seed("pulse-23")
+def test_second_report_of_a_failure_waits_and_is_refused(conn: Connection, connect: Callable[..., Connection]) -> None:
+    create(conn)
+    send(conn)
+    work = claim(conn)
+    failure: dict[str, Any] = {"position": work.positions[0]}
+    first, second = connect(autocommit=False), connect()
+    fail(first, work.lease, failure)
+    with waiting(conn, second, lambda late: fail(late, work.lease, failure), for_whom=first) as under_way:
+        first.commit()
+        with refused("ZB006"):
+            under_way.result()
+    assert value(conn, "select count(*) from bartleby.attempts") == 1
