@@ -1,31 +1,25 @@
 """The table of verbs is complete: every name of a surface is in a row, or exempt with its purpose."""
 
-import asyncio
 import inspect
 import re
 from collections.abc import Iterator
 
 import click
 import psycopg
-import pytest
-from mcp.server import MCPServer
 
-from bartleby import AsyncClient, Client
+from bartleby import Client
 from bartleby.principal import Principal, Role
 from bartleby.surfaces.cli import cli
 from bartleby.surfaces.mcp import House, agent_server
 from bartleby.surfaces.web import console
-from bartleby.surfaces.web.app import Site
-from bartleby.verbs import AsyncVerbs, SyncVerbs, Verb, Verbs
+from bartleby.verbs import Verb, Verbs
 from tests.kit.api import all_routes
 from tests.stories.parity import exempt
 from tests.stories.parity.actions import ACTIONS
-from tests.stories.parity.reads import READS
-from tests.stories.parity.row import Why
 from tests.stories.parity.table import ROWS, names
 
-SURFACES = ("sql", "python", "cli", "http", "mcp")
 API = "/api/v1"
+_PARAMETER = re.compile(r"\{\w+\}")
 
 
 def commands(command: click.Command, path: str = "") -> Iterator[str]:
@@ -46,20 +40,6 @@ def test_every_verb_of_the_clients_is_in_the_table() -> None:
     verbs = {name for name, verb in vars(Verbs).items() if isinstance(verb, Verb)}
     assert names("python") | set(exempt.VERBS) == verbs
     assert names("python") & set(exempt.VERBS) == set()
-
-
-def test_both_clients_have_the_same_verbs() -> None:
-    assert issubclass(Client, SyncVerbs)
-    assert issubclass(AsyncClient, AsyncVerbs)
-    runners = Client("postgresql://nowhere/"), AsyncClient("postgresql://nowhere/")
-    try:
-        for name in names("python"):
-            plain, awaited = (inspect.signature(getattr(each, name)) for each in runners)
-            assert plain.parameters == awaited.parameters, name
-            assert plain.return_annotation != awaited.return_annotation, name
-    finally:
-        runners[0].close()
-        asyncio.run(runners[1].close())
 
 
 def test_every_command_is_in_the_table() -> None:
@@ -101,70 +81,11 @@ def test_every_function_for_operators_is_in_the_table(conn: psycopg.Connection[t
     assert names("sql") - there - {"pgmq_attach"} == set(), "it exists where pgmq is installed"
 
 
-def test_every_absence_has_a_reason() -> None:
-    for name, row in ROWS.items():
-        for surface in SURFACES:
-            value = getattr(row, surface)
-            assert not isinstance(value, Why) or len(value) > 10, f"{name} on {surface}"
-    reasons = (exempt.VERBS, exempt.FUNCTIONS, exempt.COMMANDS, exempt.ROUTES, exempt.NOT_ON_PAGES)
-    assert all(why for each in reasons for why in each.values())
-
-
 def test_every_action_takes_actor_reason_and_request_id() -> None:
     for name, row in ACTIONS.items():
         if row.signed:
             parameters = inspect.signature(getattr(Verbs, row.python or name)).parameters
             assert {"actor", "reason", "request_id"} <= set(parameters), name
-    assert [name for name, row in READS.items() if not row.pick] == []
-    assert [name for name, row in ACTIONS.items() if row.pick] == []
-
-
-def test_command_or_verb_without_a_row_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cli.commands, "frobnicate", click.Command("frobnicate"))
-    with pytest.raises(AssertionError, match="frobnicate"):
-        test_every_command_is_in_the_table()
-    monkeypatch.setattr(Verbs, "frobnicate", Verbs.__dict__["send"], raising=False)
-    with pytest.raises(AssertionError, match="frobnicate"):
-        test_every_verb_of_the_clients_is_in_the_table()
-
-
-def test_route_or_page_without_a_row_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = console
-
-    def with_more(dsn: str) -> Site:
-        app = plain(dsn)
-        for path in (f"{API}/frobnicate", "/frobnicate"):
-            app.add_api_route(path, with_more, methods=["POST"], response_model=None)
-        return app
-
-    monkeypatch.setitem(globals(), "console", with_more)
-    with pytest.raises(AssertionError, match="frobnicate"):
-        test_every_route_is_in_the_table()
-    with pytest.raises(AssertionError, match="frobnicate"):
-        test_every_page_is_in_the_table()
-
-
-async def test_tool_without_a_row_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = agent_server
-
-    def with_more(house: House) -> MCPServer:
-        def frobnicate() -> str:
-            return "done"
-
-        server = plain(house)
-        server.add_tool(frobnicate)
-        return server
-
-    monkeypatch.setitem(globals(), "agent_server", with_more)
-    with pytest.raises(AssertionError, match="frobnicate"):
-        await test_every_tool_is_in_the_table()
-
-
-@pytest.mark.own_database
-def test_function_without_a_row_fails(conn: psycopg.Connection[tuple[str]]) -> None:
-    conn.execute("create function bartleby.frobnicate() returns void language sql as ''")
-    with pytest.raises(AssertionError, match="frobnicate"):
-        test_every_function_for_operators_is_in_the_table(conn)
 
 
 def routes(*, api: bool) -> set[str]:
@@ -175,8 +96,4 @@ def routes(*, api: bool) -> set[str]:
     finally:
         app.state.house.close()
     mine = {(method, path) for method, path in found if path.startswith(f"{API}/") is api}
-    return {f"{method} {_plain(path.removeprefix(API))}" if api else f"{method} {path}" for method, path in mine}
-
-
-def _plain(path: str) -> str:
-    return re.sub(r"\{\w+\}", "{}", path)
+    return {f"{method} {_PARAMETER.sub('{}', path.removeprefix(API)) if api else path}" for method, path in mine}
