@@ -21,15 +21,15 @@ from bartleby.message import LeaseId, MessageId, Position
 from bartleby.threads import ThreadLane
 
 AT = datetime(2024, 1, 1, tzinfo=UTC)
+BOTH = pytest.mark.parametrize("awaited", [True, False], ids=["coroutines", "threads"])
 
 
 def messages(count: int, first: int = 1) -> list[Message]:
-    return [
-        Message(
-            MessageId(number), "orders", LeaseId(7), Position(number), 1, str(number), None, None, None, AT, solo=False
-        )
-        for number in range(first, first + count)
-    ]
+    def message(number: int) -> Message:
+        ids = MessageId(number), "orders", LeaseId(7), Position(number)
+        return Message(*ids, 1, str(number), None, None, None, AT, solo=False)
+
+    return [message(number) for number in range(first, first + count)]
 
 
 class Collected:
@@ -62,6 +62,11 @@ async def loop_turns(count: int = 50) -> None:
         await asyncio.sleep(0)
 
 
+async def all_run(lane: Lane, count: int) -> None:
+    """Wait until this many messages are with handlers."""
+    await until(lambda: lane.running >= count and (not isinstance(lane, ThreadLane) or len(lane._runs) >= count))
+
+
 def lease(size: int, number: int = 7, length: float = 3600) -> Held:
     return Held(LeaseId(number), "orders", size, length, time.monotonic(), solo=False, backlog=Backlog())
 
@@ -74,12 +79,106 @@ def lane_of(
     return CoroutineLane(executor, concurrency, batch, collected), collected
 
 
-async def all_run(lane: Lane, count: int) -> None:
-    """Wait until this many messages are with handlers."""
-    await until(lambda: lane.running >= count)
+@pytest.fixture
+def opened() -> Iterator[list[ThreadLane]]:
+    made: list[ThreadLane] = []
+    yield made
+    for lane in made:
+        lane.close()
+
+
+def threads_of(
+    opened: list[ThreadLane], function: Callable[..., Any], concurrency: int = 4, **options: Any
+) -> tuple[ThreadLane, Collected]:
+    collected = Collected()
+    executor = Executor(handler("orders", function, **options), Recorder(), None)
+    lane = ThreadLane(executor, concurrency, 500, collected)
+    opened.append(lane)
+    return lane, collected
 
 
 async def nothing(message: Message) -> None: ...
+
+
+class Gate:
+    """Handlers of both kinds that run until the gate is open."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+
+    async def wait(self, _: Message) -> None:
+        await until(self.open.is_set)
+
+    def wait_here(self, _: Message) -> None:
+        while not self.open.is_set():
+            time.sleep(0.001)
+
+    def lane(self, opened: list[ThreadLane], concurrency: int, *, awaited: bool) -> tuple[Lane, Collected]:
+        return lane_of(self.wait, concurrency) if awaited else threads_of(opened, self.wait_here, concurrency)
+
+
+@BOTH
+async def test_paused_lane_starts_nothing_and_returns_what_waits(opened: list[ThreadLane], awaited: bool) -> None:
+    before, gate, held = threading.active_count(), Gate(), lease(10)
+    lane, collected = gate.lane(opened, 2, awaited=awaited)
+    lane.put(held, messages(10))
+    await all_run(lane, 2)
+    lane.pause()
+    assert [message.id for _, message in lane.unstarted()] == list(range(3, 11))
+    lane.put(held, messages(3, 100))
+    gate.open.set()
+    await collected.wait(2)
+    await (until(lambda: lane._idle == 2) if isinstance(lane, ThreadLane) else loop_turns())
+    assert (len(collected.settled), lane.running) == (2, 0)
+    lane.resume()
+    await collected.wait(5)
+    assert sorted(collected.ids) == [1, 2, 100, 101, 102]
+    if isinstance(lane, ThreadLane):
+        lane.close()
+        await until(lambda: threading.active_count() <= before)
+
+
+@BOTH
+async def test_lapsed_lease_waits_for_the_heartbeat_and_a_lost_one_is_skipped(
+    opened: list[ThreadLane], monkeypatch: pytest.MonkeyPatch, awaited: bool
+) -> None:
+    monkeypatch.setattr(lanes, "_HEARTBEAT_LOOKS", 0)
+    monkeypatch.setattr(threads, "_TICK", 0.001)
+    gate, lapsed, lost = Gate(), lease(2), lease(5, 8)
+    gate.open.set()
+    lane, collected = gate.lane(opened, 1, awaited=awaited)
+    lapsed.deadline, lost.lost = time.monotonic() - 1, True
+    lane.put(lost, messages(5, 6))
+    lane.put(lapsed, messages(2))
+    # it has looked three times
+    await (until(lambda: lane._started >= 3) if isinstance(lane, ThreadLane) else loop_turns())
+    assert not collected.settled
+    lapsed.deadline = time.monotonic() + 3600
+    await collected.wait(2)
+    assert collected.ids == [1, 2]
+
+
+@BOTH
+async def test_cancelling_a_lease_stops_only_its_handlers_and_makes_room(
+    opened: list[ThreadLane], awaited: bool
+) -> None:
+    gate, one, two = Gate(), lease(2), lease(2, 8)
+    lane, collected = gate.lane(opened, 4, awaited=awaited)
+    lane.put(one, messages(2))
+    lane.put(two, messages(2, 3))
+    await all_run(lane, 4)
+    assert (lane.room(), lane.wanted.is_set()) == (0, False)
+    lane.cancel(one)
+    await collected.wait(2)
+    assert sorted(collected.ids) == [1, 2]
+    assert [settlement for _, settlement in collected.settled] == [CANCELLED] * 2
+    await until(lambda: lane.running == 2)
+    await asyncio.wait_for(lane.wanted.wait(), 60)
+    assert lane.room() > 0
+    gate.open.set()
+    await collected.wait(4)
+    assert dict(collected.settled)[3] is None
+    await until(lambda: lane.running == 0)
 
 
 async def test_every_message_is_settled_once_and_in_order_if_no_handler_waits() -> None:
@@ -105,101 +204,11 @@ async def test_room_follows_the_duration_of_handlers() -> None:
         assert lane.room() == room, (seconds, options)
 
 
-async def test_wanted_is_set_when_there_is_room_again() -> None:
-    go = asyncio.Event()
-
-    async def wait(message: Message) -> None:
-        await go.wait()
-
-    lane, collected = lane_of(wait, concurrency=2)
-    lane.put(lease(2), messages(2))
-    await all_run(lane, 2)
-    assert lane.room() == 0
-    assert not lane.wanted.is_set()
-    go.set()
-    await asyncio.wait_for(lane.wanted.wait(), 60)
-    await collected.wait(2)
-    assert lane.room() > 0
-
-
-async def test_paused_lane_starts_nothing_and_returns_what_waits() -> None:
-    go = asyncio.Event()
-
-    async def wait(message: Message) -> None:
-        await go.wait()
-
-    lane, collected = lane_of(wait, concurrency=2)
-    held = lease(10)
-    lane.put(held, messages(10))
-    await all_run(lane, 2)
-    lane.pause()
-    assert [message.id for _, message in lane.unstarted()] == list(range(3, 11))
-    lane.put(held, messages(3, 100))
-    go.set()
-    await collected.wait(2)
-    await loop_turns()
-    assert len(collected.settled) == 2
-    assert lane.running == 0
-    lane.resume()
-    await collected.wait(5)
-    assert sorted(collected.ids) == [1, 2, 100, 101, 102]
-
-
-async def test_messages_of_a_lost_lease_are_skipped() -> None:
-    lane, collected = lane_of(nothing, concurrency=1)
-    lost, kept = lease(5), lease(5, 8)
-    lost.lost = True
-    lane.put(lost, messages(5))
-    lane.put(kept, messages(5, 6))
-    await collected.wait(5)
-    await loop_turns()
-    assert collected.ids == [6, 7, 8, 9, 10]
-
-
-async def test_message_of_a_lapsed_lease_waits_for_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_HEARTBEAT_LOOKS", 0)
-    lane, collected = lane_of(nothing)
-    held = lease(2)
-    held.deadline = time.monotonic() - 1
-    lane.put(held, messages(2))
-    await loop_turns()
-    assert not collected.settled
-    held.deadline = time.monotonic() + 3600
-    await collected.wait(2)
-
-
-async def test_cancelling_a_lease_stops_only_its_handlers() -> None:
-    ended: list[int] = []
-    go = asyncio.Event()
-
-    async def wait(message: Message) -> None:
-        try:
-            await go.wait()
-        finally:
-            ended.append(message.id)
-
-    lane, collected = lane_of(wait, concurrency=4)
-    one, two = lease(2), lease(2, 8)
-    lane.put(one, messages(2))
-    lane.put(two, messages(2, 3))
-    await all_run(lane, 4)
-    lane.cancel(one)
-    await collected.wait(2)
-    assert sorted(ended) == [1, 2]
-    assert [settlement for _, settlement in collected.settled] == [CANCELLED] * 2
-    go.set()
-    await collected.wait(4)
-    assert dict(collected.settled)[3] is None
-    assert lane.running == 0
-
-
 async def test_handler_that_swallows_its_cancellation_does_not_affect_the_next() -> None:
     async def stubborn(message: Message) -> None:
         if message.id == 1:
-            try:
+            with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                return
         await asyncio.sleep(0)
 
     lane, collected = lane_of(stubborn, concurrency=1)
@@ -214,6 +223,8 @@ async def test_handler_that_swallows_its_cancellation_does_not_affect_the_next()
 
 @pytest.mark.parametrize("limit", [None, 600])
 async def test_every_end_of_a_handler_frees_its_slot(limit: float | None) -> None:
+    errors = {2: asyncio.CancelledError, 3: SystemExit, 4: GeneratorExit}
+
     async def wild(message: Message) -> object:
         task = asyncio.current_task()
         assert task is not None
@@ -223,12 +234,8 @@ async def test_every_end_of_a_handler_frees_its_slot(limit: float | None) -> Non
                 await asyncio.sleep(0)
             case 1:
                 task.cancel()
-            case 2:
-                raise asyncio.CancelledError
-            case 3:
-                raise SystemExit
-            case 4:
-                raise GeneratorExit
+            case 2 | 3 | 4 as number:
+                raise errors[number]
             case 5:
                 return asyncio.CancelledError
             case 6:
@@ -272,8 +279,7 @@ async def test_messages_that_would_wait_for_long_are_returned() -> None:
     assert not lane.too_much(2.0)
     lane.put(lease(300), messages(300, 101))
     await all_run(lane, 2)
-    returned = [message.id for _, message in lane.too_much(2.0)]
-    returned += [message.id for _, message in lane.too_much(2.0)]
+    returned = [message.id for _ in range(2) for _, message in lane.too_much(2.0)]
     # what the handlers could not have begun in twice the time goes back, the latest first
     assert len(returned) >= 290
     assert max(returned) == 400
@@ -302,24 +308,6 @@ def test_pace_gives_no_more_turns_than_its_rate(monkeypatch: pytest.MonkeyPatch)
 
 
 # Threads
-
-
-@pytest.fixture
-def opened() -> Iterator[list[ThreadLane]]:
-    made: list[ThreadLane] = []
-    yield made
-    for lane in made:
-        lane.close()
-
-
-def threads_of(
-    opened: list[ThreadLane], function: Callable[..., Any], concurrency: int = 4, **options: Any
-) -> tuple[ThreadLane, Collected]:
-    collected = Collected()
-    executor = Executor(handler("orders", function, **options), Recorder(), None)
-    lane = ThreadLane(executor, concurrency, 500, collected)
-    opened.append(lane)
-    return lane, collected
 
 
 async def test_threads_do_not_leak_slots_however_they_are_switched(opened: list[ThreadLane]) -> None:
@@ -384,48 +372,6 @@ async def test_thread_that_cannot_be_interrupted_keeps_its_slot_and_settles_once
     assert len(collected.settled) == 5
 
 
-async def test_cancelling_a_lease_interrupts_only_its_threads(opened: list[ThreadLane]) -> None:
-    go = threading.Event()
-
-    def handle(message: Message) -> None:
-        while not go.is_set():
-            time.sleep(0.001)
-
-    lane, collected = threads_of(opened, handle, concurrency=4)
-    one, two = lease(2), lease(2, 8)
-    lane.put(one, messages(2))
-    lane.put(two, messages(2, 3))
-    await until(lambda: len(lane._runs) == 4)
-    lane.cancel(one)
-    await collected.wait(2)
-    assert sorted(collected.ids) == [1, 2]
-    assert [settlement for _, settlement in collected.settled] == [CANCELLED] * 2
-    await until(lambda: lane.running == 2)
-    go.set()
-    await collected.wait(4)
-    await until(lambda: lane.running == 0)
-
-
-async def test_paused_threads_start_nothing_and_closed_ones_end(opened: list[ThreadLane]) -> None:
-    before = threading.active_count()
-    go = threading.Event()
-    lane, collected = threads_of(opened, lambda _: go.wait(60), concurrency=2)
-    held = lease(10)
-    lane.put(held, messages(10))
-    await all_run(lane, 2)
-    lane.pause()
-    assert len(lane.unstarted()) == 8
-    lane.put(held, messages(3, 100))
-    go.set()
-    await collected.wait(2)
-    await until(lambda: lane._idle == 2)  # both threads have seen the pause
-    assert (len(collected.settled), lane.running) == (2, 0)
-    lane.resume()
-    await collected.wait(5)
-    lane.close()
-    await until(lambda: threading.active_count() <= before)
-
-
 async def test_every_thread_takes_its_turn_from_one_pace(opened: list[ThreadLane]) -> None:
     class EverySecondTurn:
         rate = 50.0
@@ -444,30 +390,16 @@ async def test_every_thread_takes_its_turn_from_one_pace(opened: list[ThreadLane
     assert pace.granted == 26
 
 
-async def test_thread_waits_for_the_heartbeat_if_the_lease_may_have_lapsed(
-    opened: list[ThreadLane], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threads, "_TICK", 0.001)
-    lane, collected = threads_of(opened, lambda _: None)
-    held = lease(2)
-    held.deadline = time.monotonic() - 1
-    lane.put(held, messages(2))
-    await until(lambda: lane._started >= 3)  # it has looked three times
-    assert not collected.settled
-    held.deadline = time.monotonic() + 3600
-    await collected.wait(2)
-
-
 async def test_no_exception_ends_a_thread(opened: list[ThreadLane]) -> None:
-    for error in (SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError, StopIteration):
+    errors = (SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError, StopIteration)
 
-        def handle(message: Message, error: type[BaseException] = error) -> None:
-            raise error
+    def handle(message: Message) -> None:
+        raise errors[message.id % len(errors)]
 
-        lane, collected = threads_of(opened, lambda message, handle=handle: handle(message), concurrency=1)
-        lane.put(lease(20), messages(20))
-        await collected.wait(20)
-        assert (lane._threads, lane.running) == (1, 0), error
+    lane, collected = threads_of(opened, handle, concurrency=1)
+    lane.put(lease(20), messages(20))
+    await collected.wait(20)
+    assert (lane._threads, lane.running) == (1, 0)
 
 
 async def test_timeout_is_noticed_if_the_thread_is_slow_to_begin(
@@ -480,12 +412,8 @@ async def test_timeout_is_noticed_if_the_thread_is_slow_to_begin(
             time.sleep(0.05)
             super().__init__(*arguments)
 
-    def handle(message: Message) -> None:
-        while True:
-            time.sleep(0.001)
-
     monkeypatch.setattr(threads, "Run", SlowToBegin)
-    lane, collected = threads_of(opened, handle, concurrency=1, timeout=0.05)
+    lane, collected = threads_of(opened, Gate().wait_here, concurrency=1, timeout=0.05)
     lane.put(lease(1), messages(1))
     try:
         await until(lambda: collected.settled)

@@ -57,7 +57,7 @@ MUTANTS = [
         "lanes.py",
         "if item[0].deadline < time.monotonic() and not item[0].lost:",
         "if item[0].deadline < time.monotonic() - 3600 and not item[0].lost:",
-        "tests/unit/test_lanes.py::test_thread_waits_for_the_heartbeat_if_the_lease_may_have_lapsed",
+        "tests/unit/test_lanes.py::test_lapsed_lease_waits_for_the_heartbeat_and_a_lost_one_is_skipped",
     ),
     Mutant(
         "threads do not keep to the rate",
