@@ -5,7 +5,6 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import click
@@ -41,9 +40,14 @@ def test_words_become_one_filter() -> None:
         (["404", "queue:a"], "404 queue:a"),
     ):
         assert Selection.of(words) == Selection(filter), words
+    for filter, mentions in (
+        ("queue:a -Status:dead", True), ('error:"a status:dead b"', False), ("payload.status:dead", False),
+        ("mystatus:x", False),
+    ):  # fmt: skip
+        assert Selection(filter).mentions("status") is mentions, filter
 
 
-def test_numbers_are_ids() -> None:
+def test_numbers_are_ids_and_nothing_is_not_everything() -> None:
     assert Selection.of(["3", "1", "3"]).ids == (3, 1)
     assert Selection.of(["3", "1"]).as_filter == "id:3,1 status:any"
     assert Selection.of(["٣"]).ids is None  # a decimal digit, but not an ASCII one
@@ -51,13 +55,9 @@ def test_numbers_are_ids() -> None:
         Selection.of(["9223372036854775808"])
     assert Selection.of(["1"]).but("status:discarded") == Selection.of(["1"])
     assert Selection("").but("status:discarded") == Selection("status:discarded")
-
-
-def test_empty_selection_is_not_everything() -> None:
     with pytest.raises(NotUnderstood, match="which letters"):
         Selection.of([]).meant(everything=False)
     Selection.of([], everything=True).meant(everything=True)
-    Selection.of(["1"]).meant(everything=False)
     with pytest.raises(NotUnderstood, match="--all"):
         Selection.of(["queue:a"], everything=True)
 
@@ -73,17 +73,6 @@ def test_printed_words_select_the_same(words: list[str]) -> None:
         assert max(map(int, words)) > LARGEST_ID
         return
     assert Selection.of(shlex.split(selection.words)) == selection
-
-
-def test_filter_mentions_a_field() -> None:
-    for filter, mentions in (
-        ("status:any", True),
-        ("queue:a -Status:dead", True),
-        ('error:"a status:dead b"', False),
-        ("payload.status:dead", False),
-        ("mystatus:x", False),
-    ):
-        assert Selection(filter).mentions("status") is mentions, filter
 
 
 def test_negated_term_is_not_an_option() -> None:
@@ -139,27 +128,17 @@ def test_actor_and_reason_are_required() -> None:
         reason_of(None)
 
 
-@pytest.fixture
-def _central_european_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def test_time_of_day_is_the_next_one_in_local_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    evening = datetime(2026, 10, 24, 20, 30, tzinfo=UTC)  # 22:30, hours before the clocks go back
     with monkeypatch.context() as patched:
         patched.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
         time.tzset()
-        yield
+        for until, end in (
+            ("22:31", "24T20:31"), ("22:30", "25T21:30"), ("8:00", "25T07:00"), ("01:00", "24T23:00"),
+            ("2026-10-25", "24T22:00"), ("2026-10-26T08:00", "26T07:00"),
+        ):  # fmt: skip
+            assert end_of(None, until, evening) == datetime.fromisoformat(f"2026-10-{end}Z"), until
     time.tzset()
-
-
-@pytest.mark.usefixtures("_central_european_time")
-def test_time_of_day_is_the_next_one_in_local_time() -> None:
-    evening = datetime(2026, 10, 24, 20, 30, tzinfo=UTC)  # 22:30, hours before the clocks go back
-    for until, end in (
-        ("22:31", datetime(2026, 10, 24, 20, 31, tzinfo=UTC)),
-        ("22:30", datetime(2026, 10, 25, 21, 30, tzinfo=UTC)),
-        ("8:00", datetime(2026, 10, 25, 7, tzinfo=UTC)),
-        ("01:00", datetime(2026, 10, 24, 23, tzinfo=UTC)),
-        ("2026-10-25", datetime(2026, 10, 24, 22, tzinfo=UTC)),
-        ("2026-10-26T08:00", datetime(2026, 10, 26, 7, tzinfo=UTC)),
-    ):
-        assert end_of(None, until, evening) == end, until
 
 
 class Busy(io.StringIO):

@@ -58,20 +58,14 @@ def test_secrets_are_hidden_and_their_paths_listed() -> None:
         found = Redaction().document(raw)
         assert (found.text, list(found.hidden)) == (text, hidden), raw
     assert "swordfish" not in Redaction().document('{"password=swordfish": 1}').text
-
-
-def test_configured_names_and_patterns_are_hidden() -> None:
     found = Redaction(["e-mail", "Home Address"]).document('{"EMail": "a@b", "home_address": [1], "emails": "c"}')
     assert found.text == '{"EMail": "***", "home_address": "***", "emails": "c"}'
     assert Redaction(patterns=[r"cust-\d+"]).document('["of cust-17"]').text == '["of ***"]'
     assert Redaction(patterns=[r"^77\d+$"]).document("[7712, 12]").text == '["***", 12]'
-
-
-def test_document_that_cannot_be_parsed_is_hidden_whole() -> None:
     for raw in ("[" * 100_000 + "]" * 100_000, "{", ""):
-        found = Redaction().document(raw)
-        assert json.loads(found.text).startswith(HIDDEN)
-        assert found.hidden == ("",)
+        unreadable = Redaction().document(raw)
+        assert json.loads(unreadable.text).startswith(HIDDEN)
+        assert unreadable.hidden == ("",)
 
 
 def test_differences_name_each_path_with_both_values() -> None:
@@ -113,6 +107,9 @@ def test_record_as_json_has_public_names_and_documents_as_they_are() -> None:
         assert f'"payload": {number},' in shapes.text([record(number), record("2")])
         assert f'"payload": {number},' in shapes.text({"deep": [record(number)]}, indent=2)
     assert json.loads(shapes.text(record("1", name="\\u00000")))["name"] == "\\u00000", "it looks like a placeholder"
+    line = AuditLine(1, AT, "a", "b", "c", {"n": float("inf")}, None, None, None, [float("-inf")], "0")
+    infinite = json.loads(shapes.text(line))
+    assert (infinite["subject"], infinite["after"]) == ({"n": "inf"}, ["-inf"])
 
 
 def test_json_contains_no_terminal_escapes_and_loses_nothing() -> None:
@@ -122,15 +119,6 @@ def test_json_contains_no_terminal_escapes_and_loses_nothing() -> None:
             made = shapes.text(record(document, name=hostile), indent)
             assert made.replace("\n", "").isprintable(), ascii(hostile)
             assert (json.loads(made)["name"], json.loads(made)["payload"]) == (hostile, {"a": hostile})
-
-
-def test_infinity_is_written_as_text() -> None:
-    line = AuditLine(
-        1, AT, "ana", "postgres", "group.split", {"n": float("inf")}, None, None, None, [float("-inf")], "0"
-    )
-    found = json.loads(shapes.text({"line": line, "record": record("1e400")}), parse_float=str)
-    assert (found["line"]["subject"], found["line"]["after"]) == ({"n": "inf"}, ["-inf"])
-    assert found["record"]["payload"] == "1e400"
 
 
 def test_csv_cell_is_never_a_formula() -> None:

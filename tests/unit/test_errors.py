@@ -46,24 +46,18 @@ def named(name: str) -> type[BartlebyError]:
     return found
 
 
-def test_docstring_shows_the_classes_with_their_bases_and_codes() -> None:
+def test_docstring_shows_the_classes_with_their_bases_and_the_codes_of_the_sql_core() -> None:
     assert {kind.__name__ for kind in every_class()} == set(drawn())
     assert [name for name, (parent, _) in drawn().items() if named(parent) not in named(name).__bases__] == []
     assert {code: named(name) for name, (_, code) in drawn().items() if code} == BY_SQLSTATE
-
-
-def test_every_code_of_the_sql_core_has_a_class_and_every_class_with_a_code_is_raised() -> None:
     assert set(re.findall(r"errcode = '(ZB\w+)'", SQL)) == set(BY_SQLSTATE)
     assert not re.findall(r"errcode = '(?!ZB\d{3}')", SQL)
-
-
-def test_every_error_has_a_docstring_and_those_of_the_sql_core_are_public() -> None:
     assert [kind for kind in every_class() if not kind.__doc__] == []
     assert {kind.__name__ for kind in BY_SQLSTATE.values()} - set(bartleby.__all__) == set()
 
 
-def failed(kind: type[psycopg.Error], sqlstate: str | None = None, text: str = "it says bartleby") -> psycopg.Error:
-    error = kind(text)
+def failed(kind: type[psycopg.Error], sqlstate: str | None = None) -> psycopg.Error:
+    error = kind('"bartleby.queues" does not exist')
     error.sqlstate = sqlstate or error.sqlstate
     return error
 
@@ -71,10 +65,7 @@ def failed(kind: type[psycopg.Error], sqlstate: str | None = None, text: str = "
 def test_database_errors_become_ours_or_stay_what_they_are() -> None:
     rows: list[tuple[psycopg.Error, type[Exception]]] = [
         *((failed(psycopg.DatabaseError, code), kind) for code, kind in BY_SQLSTATE.items()),
-        *(
-            (failed(kind, text='"bartleby.queues" does not exist'), NotInstalled)
-            for kind in (pg.InvalidSchemaName, pg.UndefinedFunction, pg.UndefinedTable)
-        ),
+        *((failed(kind), NotInstalled) for kind in (pg.InvalidSchemaName, pg.UndefinedFunction, pg.UndefinedTable)),
         (failed(pg.NumericValueOutOfRange), InvalidArgument),
         (failed(pg.InvalidTextRepresentation), InvalidArgument),
         (failed(psycopg.OperationalError), psycopg.OperationalError),
@@ -91,14 +82,7 @@ def test_database_errors_become_ours_or_stay_what_they_are() -> None:
             assert caught.value.hint == "run: bartleby install", error.sqlstate
 
 
-def test_lost_lease_and_bad_filter_read_their_detail() -> None:
-    for detail, ids in ((None, ()), ("", ()), ("5", (5,)), ("5,8796093022209", (5, 8796093022209)), ("null", ())):
-        assert LeaseLost("lease lost", detail=detail).lease_ids == ids, detail
-    for detail, position in ((None, None), ("", None), ("position 1", 1), ("position 17", 17), ("position x", None)):
-        assert InvalidFilter("unknown field", detail=detail).position == position, detail
-
-
-def test_bad_filter_is_shown_with_a_caret_under_the_position() -> None:
+def test_bad_filter_has_its_position_and_a_lost_lease_its_id() -> None:
     rows: list[tuple[str, int | None, str]] = [
         ("que:x", 1, "que:x\n^"),
         ("queue:a age:>x", 14, "queue:a age:>x\n             ^"),
@@ -111,5 +95,8 @@ def test_bad_filter_is_shown_with_a_caret_under_the_position() -> None:
         ("x:1", None, "x:1"),
     ]
     for filter, position, shown in rows:
-        detail = None if position is None else f"position {position}"
-        assert InvalidFilter("bad", detail=detail).pointed(filter) == shown, filter
+        error = InvalidFilter("bad", detail="" if position is None else f"position {position}")
+        assert (error.position, error.pointed(filter)) == (position, shown), filter
+    assert InvalidFilter("bad").position is InvalidFilter("bad", detail="position x").position is None
+    for detail, ids in ((None, ()), ("", ()), ("5", (5,)), ("5,8796093022209", (5, 8796093022209)), ("null", ())):
+        assert LeaseLost("lease lost", detail=detail).lease_ids == ids, detail

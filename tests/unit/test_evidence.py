@@ -11,24 +11,21 @@ from bartleby.replays import Change
 WIDTH = len(fields(DeadLetter))
 
 
-def test_page_has_items_and_a_count_shows_whether_it_is_exact() -> None:
+def test_values_count_quote_decode_and_mark_refusals() -> None:
     page = Page((1, 2, 3), "cursor")
     assert (list(page), len(page), page.complete) == ([1, 2, 3], 3, False)
     assert Page(()).complete
     assert not Page(())
     assert str(Count(12345, exact=True)) == "12,345"
     assert str(Count(10000, exact=False)) == "10,000+"
-
-
-def test_filter_term_quotes_its_value() -> None:
-    assert term("queue", "billing.eu-1") == "queue:billing.eu-1"
-    assert term("dead", "1..2") == 'dead:"1..2"'
-    assert term("key", "") == 'key:""'
-    assert term("key", 'a "b" c*,d') == 'key:"a \\"b\\" c*,d"'
-    assert term("group", GroupId(5)) == "group:5"
-
-
-def test_payloads_are_decoded_on_access_and_refusals_are_marked() -> None:
+    terms = {
+        "billing.eu-1": "billing.eu-1",
+        "1..2": '"1..2"',
+        "": '""',
+        'a "b" c*,d': '"a \\"b\\" c*,d"',
+        GroupId(5): "5",
+    }
+    assert {value: term("key", value) for value in terms} == {value: f"key:{quoted}" for value, quoted in terms.items()}
     assert SharedValue("customer.id", "42", 9, 10).value == 42
     change = Change(MessageId(1), '{"a": 1}', "null")
     assert (change.before, change.after) == ({"a": 1}, None)

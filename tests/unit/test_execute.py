@@ -1,31 +1,25 @@
-"""The executor: every way in which a handler can end becomes a settlement of its message."""
+"""The executor: delays, interruptions, timeouts and batches. tests/worker/test_outcomes.py has every outcome."""
 
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 import pytest
 
-from bartleby import AlreadyHandled, Done, InvalidPayload, Message, Retry, Snooze, Terminal, UndecodablePayload
+from bartleby import Done, InvalidPayload, Message, Snooze, Terminal, UndecodablePayload
 from bartleby.execute import Executor, Failed, Interrupted, Released, Settlement
 from bartleby.failure import Recorder
 from bartleby.handlers import handler
 from bartleby.message import LeaseId, MessageId, Position
 
 
-@dataclass
-class Order:
-    id: int
-
-
-def message(number: int = 1, *, attempt: int = 1, raw: str = "{}") -> Message:
+def message(number: int = 1, *, attempt: int = 1) -> Message:
     at = datetime(2024, 1, 1, tzinfo=UTC)
     return Message(
-        MessageId(number), "orders", LeaseId(7), Position(number * 10), attempt, raw, None, None, None, at, solo=False
+        MessageId(number), "orders", LeaseId(7), Position(number * 10), attempt, "{}", None, None, None, at, solo=False
     )
 
 
@@ -64,33 +58,7 @@ BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["called", "awaited
 
 
 @BOTH
-def test_outcomes_have_the_same_effect_returned_and_raised(awaited: bool) -> None:
-    for raised in (False, True):
-
-        def settled(outcome: object, *, raised: bool = raised, **options: Any) -> Any:
-            return run(ending(outcome, raised=raised, awaited=awaited), **options)
-
-        snoozed = settled(Snooze(5, "later"))
-        assert isinstance(snoozed, Released)
-        assert (snoozed.delay, snoozed.suspicion) == (5, 0)
-        dead = settled(Terminal("no"))
-        assert isinstance(dead, Failed)
-        assert (dead.report.verdict, dead.report.error, dead.suspicion) == ("dead", "no", 0)
-        again = settled(Retry(after=9))
-        assert isinstance(again, Failed)
-        assert (again.report.verdict, again.report.delay, again.suspicion) == (None, 9, 0)
-        assert settled(AlreadyHandled()) is None
-        policy = {"max_attempts": 7, "give_up_after": 60, "backoff": "fixed", "base": 3}
-        failed = settled(ValueError("x"), retry=policy)
-        report = failed.report
-        assert (report.position, report.error_type, report.error) == (10, "ValueError", "x")
-        assert (report.max_attempts, report.give_up_after, report.delay) == (7, 60, 3)
-        assert (report.worker_version, report.verdict, failed.suspicion) == ("1.0", None, 1)
-        assert report.fingerprint
-
-
-@BOTH
-def test_failure_has_the_delay_of_its_attempt_and_an_unacceptable_payload_is_dead(awaited: bool) -> None:
+def test_failure_has_the_delay_of_its_attempt_and_trouble_of_the_server_is_spread(awaited: bool) -> None:
     function = ending(ValueError("x"), raised=True, awaited=awaited)
     delays = [
         run(function, message(attempt=attempt), retry={"schedule": [1, 10, 100]}).report.delay  # type: ignore[union-attr]
@@ -102,28 +70,11 @@ def test_failure_has_the_delay_of_its_attempt_and_an_unacceptable_payload_is_dea
         found = run(ending(error, raised=True, awaited=awaited))
         assert isinstance(found, Failed)
         assert (found.report.reason, found.report.verdict, found.suspicion) == ("unacceptable", "dead", 0)
-
-
-@BOTH
-def test_release_after_trouble_of_the_server_is_spread(awaited: bool) -> None:
     random.seed(1)
-    function = ending(psycopg.errors.DiskFull("x"), raised=True, awaited=awaited)
-    found = [run(function) for _ in range(20)]
-    delays = [each.delay for each in found if isinstance(each, Released) and each.suspicion == 5]
-    assert len(set(delays)) == 20
-    assert 1 <= min(delays) < max(delays) <= 5
-
-
-def test_payload_that_does_not_match_never_reaches_the_handler() -> None:
-    def handle(order: Order) -> None:
-        raise AssertionError
-
-    found = run(handle, message(raw='{"id": "x"}'))
-    assert isinstance(found, Failed)
-    assert found.report.reason == "unacceptable"
-    found = run(handle, message(raw="{"))
-    assert isinstance(found, Failed)
-    assert found.report.error_type.endswith("UndecodablePayload")
+    full = ending(psycopg.errors.DiskFull("x"), raised=True, awaited=awaited)
+    spread = [each.delay for _ in range(20) if isinstance(each := run(full), Released) and each.suspicion == 5]
+    assert len(set(spread)) == 20
+    assert 1 <= min(spread) < max(spread) <= 5
 
 
 async def test_interruption_and_cancellation_are_not_failures_of_the_message() -> None:
@@ -147,6 +98,13 @@ async def test_interruption_and_cancellation_are_not_failures_of_the_message() -
 
 
 async def test_timeout_is_a_failure_that_shows_where_it_was_and_cancels_nothing_else() -> None:
+    async def exits(_: Message) -> None:
+        raise SystemExit(3)
+
+    async def snoozes(_: Message) -> object:
+        await asyncio.sleep(0)
+        return Snooze(5)
+
     async def deeper() -> None:
         await asyncio.Event().wait()
 
@@ -162,21 +120,10 @@ async def test_timeout_is_a_failure_that_shows_where_it_was_and_cancels_nothing_
     assert task is not None
     assert task.cancelling() == 0
     await asyncio.sleep(0)
-
-
-async def test_handler_that_ends_before_its_timeout_keeps_its_result_and_errors() -> None:
-    async def exits(_: Message) -> None:
-        raise SystemExit(3)
-
-    async def snoozes(_: Message) -> object:
-        await asyncio.sleep(0)
-        return Snooze(5)
-
     found = await executor(exits, timeout=3600).run(message())
     assert isinstance(found, Failed)
     assert found.report.error_type == "SystemExit"
-    snoozed = await executor(snoozes, timeout=3600).run(message())
-    assert isinstance(snoozed, Released)
+    assert isinstance(await executor(snoozes, timeout=3600).run(message()), Released)
 
 
 @BOTH
@@ -192,12 +139,7 @@ def test_batch_gives_each_message_its_own_settlement(awaited: bool) -> None:
         assert done == [None] * count
     twice = run_batch(ending([Done(), Terminal()], raised=False, awaited=awaited), [message(), message()])
     assert len(twice) == 2, "every position of a batch is settled"
-
-
-@BOTH
-def test_wrong_results_of_a_batch_name_their_type(awaited: bool) -> None:
-    messages = [message(number) for number in range(1, 5)]
-    found = run_batch(ending([5, "x"], raised=False, awaited=awaited), messages)
-    texts = [each.report.error for each in found if isinstance(each, Failed)]
+    wrong = run_batch(ending([5, "x"], raised=False, awaited=awaited), [message(number) for number in range(1, 5)])
+    texts = [each.report.error for each in wrong if isinstance(each, Failed)]
     assert ["(int)" in texts[0], "(str)" in texts[1]] == [True, True]
     assert all("said nothing" in text for text in texts[2:])
