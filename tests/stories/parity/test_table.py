@@ -38,27 +38,27 @@ def commands(command: click.Command, path: str = "") -> Iterator[str]:
 
 def test_every_verb_of_the_clients_is_in_the_table() -> None:
     verbs = {name for name, verb in vars(Verbs).items() if isinstance(verb, Verb)}
-    assert names("python") | set(exempt.VERBS) == verbs
-    assert names("python") & set(exempt.VERBS) == set()
+    assert names("python") | exempt.VERBS == verbs
+    assert names("python") & exempt.VERBS == set()
 
 
 def test_every_command_is_in_the_table() -> None:
     there = set(commands(cli))
-    assert names("cli") | set(exempt.COMMANDS) == there
-    assert names("cli") & set(exempt.COMMANDS) == set()
+    assert names("cli") | exempt.COMMANDS == there
+    assert names("cli") & exempt.COMMANDS == set()
 
 
 def test_every_route_is_in_the_table() -> None:
     there = routes(api=True)
-    assert names("http") | set(exempt.ROUTES) == there
-    assert names("http") & set(exempt.ROUTES) == set()
+    assert names("http") | exempt.ROUTES == there
+    assert names("http") & exempt.ROUTES == set()
 
 
 def test_every_page_is_in_the_table() -> None:
     assert set(exempt.PAGES) | exempt.PARTS_OF_PAGES == routes(api=False)
-    shown = {verb for verbs in exempt.PAGES.values() for verb in verbs}
-    assert shown | set(exempt.NOT_ON_PAGES) == set(ROWS)
-    assert shown & set(exempt.NOT_ON_PAGES) == set()
+    shown = {verb for verbs in exempt.PAGES.values() for verb in verbs.split(", ")}
+    assert shown | exempt.NOT_ON_PAGES == set(ROWS)
+    assert shown & exempt.NOT_ON_PAGES == set()
 
 
 async def test_every_tool_is_in_the_table() -> None:
@@ -76,7 +76,7 @@ def test_every_function_for_operators_is_in_the_table(conn: psycopg.Connection[t
         " and has_table_privilege('bartleby_operator', c.oid, 'select')"
     ).fetchall()
     there = {name for (name,) in found}
-    known = names("sql") | set(exempt.FUNCTIONS) | set(exempt.VERBS)
+    known = names("sql") | exempt.FUNCTIONS | exempt.VERBS
     assert there - known - {"events", "group_heads"} == set(), "events and groups are views of these two"
     assert names("sql") - there - {"pgmq_attach"} == set(), "it exists where pgmq is installed"
 
