@@ -44,8 +44,6 @@ def a_handler_stays_the_function_it_was(message: Message) -> None:
 
 def what_an_application_returns(connection: psycopg.Connection) -> None:
     assert_type(app.send("orders", {"id": 1}, key="k", delay=timedelta(hours=1)), MessageId)
-    assert_type(app.send("orders", {"id": 1}, connection=connection), MessageId)
-    assert_type(app.send_many("orders", [{"payload": 1}]), list[MessageId])
     assert_type(app.using(connection).send("orders", 1), MessageId)
     assert_type(app.client, Client)
     assert_type(app.async_client, AsyncClient)
@@ -53,7 +51,6 @@ def what_an_application_returns(connection: psycopg.Connection) -> None:
 
 
 async def what_is_awaited(message: Message, connection: psycopg.AsyncConnection) -> None:
-    assert_type(await app.asend("orders", 1), MessageId)
     assert_type(await app.asend("orders", 1, connection=connection, key="k"), MessageId)
     assert_type(await app.asend_many("orders", [{"payload": 1}]), list[MessageId])
     assert_type(await app.amark_handled(message, connection), None)
@@ -63,17 +60,11 @@ async def what_is_awaited(message: Message, connection: psycopg.AsyncConnection)
 
 
 def what_is_wrong(connection: psycopg.Connection) -> None:
-    app.handler(5)  # type: ignore[arg-type]
     app.handler("orders", timeout="5")  # type: ignore[arg-type]
     app.handler("orders", terminal=KeyError)  # type: ignore[arg-type]
-    app.handler("orders", terminal=[5])  # type: ignore[list-item]
-    app.handler("orders", max_attempts=3)  # type: ignore[call-arg]
     app.handler("orders", retry=5)  # type: ignore[arg-type]
-    app.send("orders")  # type: ignore[call-arg]
     app.send("orders", 1, delay="soon")  # type: ignore[arg-type]
-    app.send("orders", 1, unknown=1)  # type: ignore[call-arg]
     app.mark_handled(5, connection)  # type: ignore[arg-type]
     Retry(after="soon")  # type: ignore[arg-type]
-    Snooze()  # type: ignore[call-arg]
     RetryPolicy(max_attempt=3)  # type: ignore[call-arg]
     Bartleby(dsn=5)  # type: ignore[arg-type]

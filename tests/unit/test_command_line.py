@@ -23,19 +23,16 @@ LARGEST_ID = 2**63 - 1
 def test_words_become_one_filter() -> None:
     for words, filter in (
         (["queue:a", "type:KeyError"], "queue:a type:KeyError"),
-        (["queue:a type:KeyError"], "queue:a type:KeyError"),
         (["error:no route"], 'error:"no route"'),
         (["-error:no route"], '-error:"no route"'),
         (["payload.name:Ada Lovelace", "queue:a"], 'payload.name:"Ada Lovelace" queue:a'),
         (["no route"], '"no route"'),
-        (["no", "route"], "no route"),
         (["no route -refused"], "no route -refused"),
         (["error:no route queue:a"], "error:no route queue:a"),
         (['error:"no route"'], 'error:"no route"'),
         ([r"error:C:\temp dir"], r'error:"C:\\temp dir"'),
         (["quee:a timeout"], "quee:a timeout"),  # refused later: quee is not a field
         (["KeyError: the key"], '"KeyError: the key"'),
-        (["queue:a timeout"], "queue:a timeout"),
         (["  ", "queue:a "], "queue:a"),
         (["404", "queue:a"], "404 queue:a"),
     ):
@@ -97,7 +94,7 @@ def test_negated_term_is_not_an_option() -> None:
         command.main(["--nonsense"], standalone_mode=False)
 
 
-def test_bad_filter_is_shown_with_its_position_and_a_hint_for_the_command_line() -> None:
+def test_bad_filter_is_shown_with_its_position_and_actor_and_reason_are_required() -> None:
     with pytest.raises(NotUnderstood) as caught, pointing("queue:a agee:>1h"):
         raise InvalidFilter("there is no field agee", detail="position 9", hint="age")
     assert caught.value.message.splitlines() == ["there is no field agee", "  queue:a agee:>1h", "          ^"]
@@ -113,19 +110,10 @@ def test_bad_filter_is_shown_with_its_position_and_a_hint_for_the_command_line()
     with pytest.raises(NotUnderstood) as caught, pointing("age: queue:a"):  # the shell took >1h away
         raise InvalidFilter("expected a duration", detail="position 5", hint="write age:>1h")
     assert "'age:>1h'" in (caught.value.hint or "")
-
-
-def test_actor_and_reason_are_required() -> None:
-    assert actor_of(" ana ") == "ana"
-    assert actor_of(None)
-    assert reason_of(" spam ") == "spam"
-    for empty in ("", "  "):
+    assert (actor_of(" ana "), reason_of(" spam "), bool(actor_of(None))) == ("ana", "spam", True)
+    for refuses, empty in ((actor_of, " "), (reason_of, ""), (reason_of, None)):
         with pytest.raises(NotUnderstood):
-            actor_of(empty)
-        with pytest.raises(NotUnderstood):
-            reason_of(empty)
-    with pytest.raises(NotUnderstood, match="the reason is missing"):
-        reason_of(None)
+            refuses(empty)
 
 
 def test_time_of_day_is_the_next_one_in_local_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,13 +88,10 @@ def test_what_json_cannot_hold_is_refused_with_the_reason() -> None:
         assert caught.value.index == 7, problem
 
 
-def test_text_that_python_cannot_read_is_undecodable(loader: str) -> None:
+def test_text_that_python_cannot_read_or_that_is_too_deep_for_the_stack_is_undecodable(loader: str) -> None:
     for text in ("", "{", "nul", "[1,]", "1" * 4301, "1" + "0" * 130000, "[" * 5000 + "]" * 5000):
         with pytest.raises(UndecodablePayload, match=f"{len(text)} characters"):
             decode(text)
-
-
-def test_text_too_deep_for_the_rest_of_the_stack_is_undecodable(loader: str) -> None:
     text = "[" * 450 + "1234567890123456" + "]" * 450
 
     def low_on_stack(left: int, action: Callable[[], Any]) -> Any:
@@ -128,9 +125,6 @@ def test_message_is_an_immutable_value_with_payload_and_headers() -> None:
         _ = undecodable.payload
     assert undecodable.raw == "1" * 5000
     assert "11111" not in repr(undecodable)
-
-
-def test_key_is_kept_or_refused_if_postgresql_cannot_store_it() -> None:
     for key in ("order-8812", "Straße ☃ \U0001f600", r"\u0000", " "):
         assert checked_key(key) == key
     for key in ("a\0b", "\ud800", "order-\udfff"):

@@ -1,16 +1,16 @@
-"""The executor: delays, interruptions, timeouts and batches. tests/worker/test_outcomes.py has every outcome."""
+"""The executor: delays, cancellation and timeouts. tests/worker has outcomes and batches."""
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 import pytest
 
-from bartleby import Done, InvalidPayload, Message, Snooze, Terminal, UndecodablePayload
-from bartleby.execute import Executor, Failed, Interrupted, Released, Settlement
+from bartleby import InvalidPayload, Message, Snooze, UndecodablePayload
+from bartleby.execute import Executor, Failed, Released, Settlement
 from bartleby.failure import Recorder
 from bartleby.handlers import handler
 from bartleby.message import LeaseId, MessageId, Position
@@ -35,23 +35,14 @@ def run(function: Callable[..., Any], one: Message | None = None, **options: Any
     return made.run_here(one or message())
 
 
-def run_batch(function: Callable[..., Any], messages: Sequence[Message], **options: Any) -> list[Settlement]:
-    made = executor(function, **{"batch": 100, **options})
-    if made.handler.awaited:
-        return asyncio.run(made.run_batch(messages))
-    return made.run_batch_here(messages)
+def raising(error: Exception, *, awaited: bool) -> Callable[..., Any]:
+    def fail(_: Message) -> None:
+        raise error
 
+    async def fail_awaited(one: Message) -> None:
+        fail(one)
 
-def ending(outcome: object, *, raised: bool, awaited: bool) -> Callable[..., Any]:
-    def end(_: Message) -> object:
-        if raised:
-            raise outcome  # type: ignore[misc]
-        return outcome
-
-    async def end_awaited(one: Message) -> object:
-        return end(one)
-
-    return end_awaited if awaited else end
+    return fail_awaited if awaited else fail
 
 
 BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["called", "awaited"])
@@ -59,7 +50,7 @@ BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["called", "awaited
 
 @BOTH
 def test_failure_has_the_delay_of_its_attempt_and_trouble_of_the_server_is_spread(awaited: bool) -> None:
-    function = ending(ValueError("x"), raised=True, awaited=awaited)
+    function = raising(ValueError("x"), awaited=awaited)
     delays = [
         run(function, message(attempt=attempt), retry={"schedule": [1, 10, 100]}).report.delay  # type: ignore[union-attr]
         for attempt in (1, 2, 3, 9)
@@ -67,25 +58,17 @@ def test_failure_has_the_delay_of_its_attempt_and_trouble_of_the_server_is_sprea
     assert delays == [1, 10, 100, 100]
     assert run(function, retry={"max_attempts": 3}).report.delay is None  # type: ignore[union-attr]
     for error in (InvalidPayload("payload.id: no"), UndecodablePayload("no")):
-        found = run(ending(error, raised=True, awaited=awaited))
+        found = run(raising(error, awaited=awaited))
         assert isinstance(found, Failed)
         assert (found.report.reason, found.report.verdict, found.suspicion) == ("unacceptable", "dead", 0)
     random.seed(1)
-    full = ending(psycopg.errors.DiskFull("x"), raised=True, awaited=awaited)
+    full = raising(psycopg.errors.DiskFull("x"), awaited=awaited)
     spread = [each.delay for _ in range(20) if isinstance(each := run(full), Released) and each.suspicion == 5]
     assert len(set(spread)) == 20
     assert 1 <= min(spread) < max(spread) <= 5
 
 
-async def test_interruption_and_cancellation_are_not_failures_of_the_message() -> None:
-    def interrupted(_: Message) -> None:
-        raise Interrupted
-
-    with pytest.raises(Interrupted):
-        run(interrupted)
-    with pytest.raises(Interrupted):
-        run_batch(interrupted, [message()])
-
+async def test_cancellation_is_not_a_failure_of_the_message() -> None:
     async def wait(_: Message) -> None:
         await asyncio.Event().wait()
 
@@ -124,22 +107,3 @@ async def test_timeout_is_a_failure_that_shows_where_it_was_and_cancels_nothing_
     assert isinstance(found, Failed)
     assert found.report.error_type == "SystemExit"
     assert isinstance(await executor(snoozes, timeout=3600).run(message()), Released)
-
-
-@BOTH
-def test_batch_gives_each_message_its_own_settlement(awaited: bool) -> None:
-    messages = [message(number, attempt=number) for number in (1, 2, 3)]
-    function = ending(ValueError("x"), raised=True, awaited=awaited)
-    found = run_batch(function, messages, retry={"schedule": [1, 10, 100]})
-    assert [each.report.position for each in found if isinstance(each, Failed)] == [10, 20, 30]
-    assert [each.report.delay for each in found if isinstance(each, Failed)] == [1, 10, 100]
-    assert len({each.report.fingerprint for each in found if isinstance(each, Failed)}) == 1
-    for count in (0, 1, 5):
-        done = run_batch(ending([Done()] * count, raised=False, awaited=awaited), [message()] * count)
-        assert done == [None] * count
-    twice = run_batch(ending([Done(), Terminal()], raised=False, awaited=awaited), [message(), message()])
-    assert len(twice) == 2, "every position of a batch is settled"
-    wrong = run_batch(ending([5, "x"], raised=False, awaited=awaited), [message(number) for number in range(1, 5)])
-    texts = [each.report.error for each in wrong if isinstance(each, Failed)]
-    assert ["(int)" in texts[0], "(str)" in texts[1]] == [True, True]
-    assert all("said nothing" in text for text in texts[2:])

@@ -34,32 +34,23 @@ def test_arguments_override_the_environment_and_the_environment_overrides_the_fi
     for environment, arguments, expected in rows:
         assert Settings.load(environment=environment, directory=folder, **arguments) == expected, environment
     assert Settings.load(environment={}, directory=folder / "nowhere") == Settings(None, 4, 10.0)
+    sinks = {"BARTLEBY_SINK_DSN": "https://key@host/1", "BARTLEBY_SINK_SPOOL": "x", "BARTLEBY_SINK_SLACK": "y"}
+    assert Settings.load(environment=sinks, directory=folder) == from_file
+    assert not [field.name for field in fields(Settings) if f"BARTLEBY_{field.name.upper()}".startswith(VARIABLES)]
     monkeypatch.chdir(folder)
     assert Settings.load(environment={}) == from_file, "the file is read from the working directory"
-
-
-def test_variables_of_sinks_are_not_settings(folder: Path) -> None:
-    sinks = {"BARTLEBY_SINK_DSN": "https://key@host/1", "BARTLEBY_SINK_SPOOL": "x", "BARTLEBY_SINK_SLACK": "y"}
-    assert Settings.load(environment=sinks, directory=folder) == Settings("dbname=file", 7, 2.5)
-    assert not [field.name for field in fields(Settings) if f"BARTLEBY_{field.name.upper()}".startswith(VARIABLES)]
 
 
 def test_unusable_value_is_named_with_its_source(tmp_path: Path) -> None:
     for text, problem in (
         ('dns = "x"', r"unknown setting 'dns' in .*bartleby\.toml"),
         ("max_connections = 0", "max_connections in .* is 0; expected a whole number from 1 to 1000"),
-        ("max_connections = -1", "max_connections"),
         ("max_connections = 1001", "max_connections"),
-        ("max_connections = 2.5", "max_connections"),
         ("max_connections = true", "max_connections"),
         ('max_connections = "many"', "max_connections in .* is 'many'"),
-        ("connect_timeout = 0", "connect_timeout"),
         ("connect_timeout = nan", "connect_timeout"),
         ("connect_timeout = inf", "connect_timeout in .* expected seconds, at most 1000"),
-        ("connect_timeout = []", "connect_timeout"),
         ("spool = 5", 'spool in .* is 5; expected a directory, or "off"'),
-        ('spool = ""', "spool"),
-        ("dsn = 5", "dsn"),
         ('dsn = "what is this"', "dsn"),
         ("dsn = ", r"bartleby\.toml cannot be read"),
         ("\udcff", r"bartleby\.toml cannot be read"),
@@ -75,13 +66,6 @@ def test_unusable_value_is_named_with_its_source(tmp_path: Path) -> None:
     assert caught.value.hint == "known settings: connect_timeout, dsn, max_connections, spool"
 
 
-def test_unreadable_dsn_is_not_shown() -> None:
-    with pytest.raises(InvalidSettings, match="dsn in the arguments") as caught:
-        Settings.load(environment={}, dsn="postgresql://me:geheim%zz@host/db")
-    assert "geheim" not in f"{caught.value} {caught.value.hint}"
-    assert caught.value.__context__ is None or caught.value.__suppress_context__
-
-
 def test_client_without_a_database_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BARTLEBY_DSN", raising=False)
@@ -89,3 +73,7 @@ def test_client_without_a_database_says_what_to_do(tmp_path: Path, monkeypatch: 
         with pytest.raises(InvalidSettings, match="neither a DSN was given nor is BARTLEBY_DSN set") as caught:
             kind()
         assert "bartleby dev" in (caught.value.hint or "")
+    with pytest.raises(InvalidSettings, match="dsn in the arguments") as caught:
+        Settings.load(environment={}, dsn="postgresql://me:geheim%zz@host/db")
+    assert "geheim" not in f"{caught.value} {caught.value.hint}", "a DSN that cannot be read is not shown"
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
