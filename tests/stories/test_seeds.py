@@ -10,7 +10,22 @@ import pytest
 
 from bartleby import Bartleby, Client, Message, Terminal
 from bartleby.testing import Clock, drain
-from tests.kit.sql import claim, column, create, fail, psql, reap, refused, reject, row, rows, send, value, waiting
+from tests.kit.sql import (
+    claim,
+    column,
+    create,
+    fail,
+    fail_all,
+    psql,
+    reap,
+    refused,
+    reject,
+    row,
+    rows,
+    send,
+    value,
+    waiting,
+)
 from tests.kit.worker import Told
 from tests.stories.kit import Connection, bury, fail_one, letter, places
 
@@ -20,6 +35,12 @@ ENTRY = {
     "error_type": str, "error": str, "traceback": str, "fingerprint": str, "worker": str, "worker_version": str,
     "group_id": int, "generation": int, "queue": str, "replayed_at": str, "replayed_by": str, "replay_reason": str,
 }  # fmt: skip
+CREATED = "select count(*) from bartleby.events where type = 'io.bartleby.dead_letter.created'"
+FULL = """
+create function full_up() returns trigger language plpgsql as $$ begin raise 'the disk is full'; end $$;
+create trigger full_up before insert on bartleby.dead_letter for each row execute function full_up()
+"""
+WEBHOOK = {"options": {"url": "http://localhost:9/", "secret": "whsec_c2VjcmV0"}, "types": ["dead_letter.*"]}
 REPLAY = "select bartleby.replay(array[%s::bigint], 'ana', 'the cause is fixed', 4)"
 
 
@@ -155,3 +176,28 @@ def test_second_report_of_a_failure_waits_and_is_refused(conn: Connection, conne
         with refused("ZB006"):
             under_way.result()
     assert value(conn, "select count(*) from bartleby.attempts") == 1
+
+
+@pytest.mark.own_database
+@pytest.mark.seed("cordum-13", "cordum-16", "cordum-30")
+def test_store_that_is_slow_or_full_settles_nothing(
+    conn: Connection, client: Client, connect: Callable[..., Connection]
+) -> None:
+    create(conn)
+    client.put_sink("bus", "webhook", WEBHOOK, actor="ana", reason="a drill")
+    other, sent = connect(), send(conn)
+    work = claim(conn)
+    conn.execute("set statement_timeout = '100 ms'")
+    with other.transaction():
+        other.execute("lock table bartleby.dead_letter in exclusive mode")
+        with refused("57014"):
+            fail_all(conn, work, verdict="dead")
+    conn.execute("reset statement_timeout")
+    assert (places(conn, sent), value(conn, CREATED)) == (["leased"], 0)
+    conn.execute(FULL)
+    with refused("P0001", "the disk is full"):
+        fail_all(conn, work, verdict="dead")
+    assert (places(conn, sent), value(conn, CREATED), client.sinks()[0].waiting) == (["leased"], 0, 0)
+    conn.execute("drop trigger full_up on bartleby.dead_letter")
+    fail_all(conn, work, verdict="dead")
+    assert (places(conn, sent), value(conn, CREATED), client.sinks()[0].waiting) == (["dead"], 1, 1)

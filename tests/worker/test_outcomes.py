@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 
 from bartleby import AlreadyHandled, Bartleby, Done, Message, Retry, Snooze, Terminal, outcomes
