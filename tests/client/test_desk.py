@@ -283,3 +283,23 @@ def test_overview_of_some_queues_has_no_sinks(client: Client) -> None:
         ["orders"], ["orders"], None,
     )  # fmt: skip
     assert desk(client, "reader").overview().sinks == []
+
+
+def test_group_of_another_queue_is_unknown(client: Client) -> None:
+    bury(client, [1], queue="vault")
+    client.tally()
+    (group,) = client.groups()
+    held = desk(client, "operator", "orders")
+    for look in (held.groups.one, held.groups.portrait, held.groups.versions, held.groups.replays):
+        with pytest.raises(bartleby.UnknownGroup):
+            look(group.id)
+    with pytest.raises(bartleby.UnknownGroup):
+        held.groups.resolve(group.id, reason="why")
+
+
+def test_nothing_can_be_changed_without_an_operator_pool(client: Client) -> None:
+    (one,) = bury(client, [1])
+    only = Desk(Principal("eva", Role.ADMIN), reader=client, operator=None)
+    assert only.letters.one(one).message_id == one
+    with pytest.raises(Forbidden, match="nothing can be changed here"):
+        only.letters.discard(Selection([one]), reason="why")

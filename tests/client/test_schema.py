@@ -3,7 +3,8 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -202,3 +203,35 @@ def test_printed_sql_installs_through_the_driver_and_through_psql(empty: Conn, e
     done = subprocess.run(command, input=printed.output, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (schema.installed_version(empty), drift(empty)) == (__version__, [])
+
+
+def test_upgrade_that_was_killed_half_way_can_be_run_again(
+    conn: Conn,
+    connect: Callable[..., Conn],
+    later: NextVersions,
+    wait_for: Callable[[Callable[[], object]], None],
+    is_waiting: Callable[[], bool],
+) -> None:
+    later.add("0.1.0", "0.2.0", "alter table bartleby.queue add column colour text;", GREET)
+    later.add("0.2.0", "0.3.0", "lock table bartleby.log in access exclusive mode;")
+    blocker, victim = connect(autocommit=False), connect()
+    blocker.execute("select from bartleby.log")
+    caught: list[BaseException] = []
+
+    def upgrade() -> None:
+        try:
+            schema.upgrade(victim, later.folder, "0.3.0")
+        except psycopg.Error as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=upgrade)
+    thread.start()
+    wait_for(is_waiting)
+    conn.execute("select pg_terminate_backend(%s, 5000)", [victim.info.backend_pid])
+    thread.join()
+    blocker.rollback()
+    assert isinstance(caught[0], psycopg.OperationalError)
+    assert schema.installed_version(conn) == "0.1.0"
+    assert not has_column(conn, "queue", "colour")
+    assert schema.upgrade(conn, later.folder, "0.3.0") == ["0.1.0--0.2.0.sql", "0.2.0--0.3.0.sql"]
+    assert drift(conn) == []
