@@ -456,7 +456,8 @@ class World:
             assert name not in self.model.paused
             self.set_breaker(name, "close")
             assert self.breaker(self.lab.admin, name) == "closed"
-        for _ in range(40):
+        # a plan with a window of 1 replays one letter in each round
+        for _ in range(40 + len(self.model.committed.messages)):
             going_on = self.go_on()
             self._drain()
             if not going_on and all(m.where in AT_REST for m in self.model.committed.messages.values()):
