@@ -206,4 +206,11 @@ MUTANTS = [
         "self._stride.took(0.0)",
         "tests/worker/test_replayer.py::test_step_that_takes_long_makes_the_next_one_smaller",
     ),
+    Mutant(
+        "a message that has to run alone does not wait for its neighbours",
+        "holding.py",
+        "quiet = await self.quiet(self.stopping, self._patience)",
+        "quiet = True",
+        "tests/worker/test_solo.py::test_solo_message_does_not_run_beside_an_endless_handler_nor_stop_other_queues",
+    ),
 ]
