@@ -11,9 +11,10 @@ from tests.kit.refusals import assert_refused
 from tests.kit.sql import Connect, Connection, Row
 
 DAY = 86400
-# A session that sets test.gate reads the time, and then waits at the gate before it uses it.
+# A session that sets test.gate reads the time, and then waits at the gate before it uses it, longer than take_duty()
+# waits for locks.
 GATED_CLOCK = """
-create or replace function bartleby.clock() returns timestamptz language plpgsql as $$
+create or replace function bartleby.clock() returns timestamptz language plpgsql set lock_timeout = 0 as $$
 declare v_now timestamptz := clock_timestamp();
 begin
   perform pg_advisory_xact_lock(current_setting('test.gate')::bigint) where current_setting('test.gate', true) <> '';
@@ -75,7 +76,6 @@ class TestDuty:
         conn.execute(GATED_CLOCK)
         slow = connect()
         slow.execute("set test.gate = '4711'")
-        slow.execute("set lock_timeout = '30s'")
         conn.execute("select pg_advisory_lock(4711)")
         with ThreadPoolExecutor(1) as other:
             taken = other.submit(self.take, slow, "b", "1 hour")

@@ -19,14 +19,14 @@ ROOT = Path(__file__).parents[3]
 TESTS_FAILED = 1
 
 
-def every_mutant() -> Iterator[object]:
+def mutants() -> Iterator[tuple[str, Mutant]]:
     for file in sorted((Path(__file__).parent / "mutants").glob("[a-z]*.py")):
         module = import_module(f"tests.nightly.mutation.mutants.{file.stem}")
         for mutant in module.MUTANTS:
-            yield pytest.param(mutant, id=f"{file.stem}: {mutant.name}")
+            yield f"{file.stem}: {mutant.name}", mutant
 
 
-@pytest.mark.parametrize("mutant", list(every_mutant()))
+@pytest.mark.parametrize("mutant", [pytest.param(mutant, id=name) for name, mutant in mutants()])
 def test_mutant_is_killed(mutant: Mutant, tmp_path: Path) -> None:
     copy = tmp_path / "src"
     shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))

@@ -164,7 +164,7 @@ MUTANTS = [
         f"{CLI}/confirming.py",
         '    if not given.strip():\n        raise NotUnderstood("the reason is empty',
         '    if given is None:\n        raise NotUnderstood("the reason is empty',
-        "tests/unit/test_command_line.py::test_actor_and_reason_are_required",
+        "tests/unit/test_command_line.py::test_bad_filter_is_shown_with_its_position_and_actor_and_reason_are_required",
     ),
     Mutant(
         "an audit log that was tampered with ends with 0",

@@ -98,14 +98,14 @@ MUTANTS = [
         "sql/dead_letters.sql",
         "coalesce(p_queue.invalid_to, p_queue.dead_letter_to)",
         "p_queue.invalid_to",
-        "tests/stories/seeds/test_2_brighter.py::test_reason_and_routes_of_the_queue_choose_the_channel",
+        "tests/sql/test_fail.py::test_rejected_message_is_kept_and_its_copy_follows_the_route",
     ),
     Mutant(
         "the copy of a rejected message has no key",
         "sql/dead_letters.sql",
         "m.big, m.generation, m.key,\n    bartleby.rejection_headers",
         "m.big, m.generation, null,\n    bartleby.rejection_headers",
-        "tests/stories/seeds/test_2_brighter.py::test_headers_of_the_copy_say_why_and_whence",
+        "tests/sql/test_fail.py::test_rejected_message_is_kept_and_its_copy_follows_the_route",
     ),
     Mutant(
         "a rejection is recorded as a failure",
@@ -119,7 +119,7 @@ MUTANTS = [
         "sql/policy.sql",
         "least(v_cap, v_base * p_attempt::double precision ^ 2)",
         "v_base * p_attempt::double precision ^ 2",
-        "tests/property/test_policy_curves.py::test_delays_without_jitter_are_equal",
+        "tests/property/test_policy_curves.py::test_delays_are_equal_and_jitter_stays_below_the_curve",
     ),
     Mutant(
         "an old snapshot loses messages",
