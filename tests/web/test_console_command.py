@@ -15,11 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner
+from fastapi import FastAPI
 
 from bartleby import Client
 from bartleby.errors import InvalidSettings
 from bartleby.surfaces.cli import cli
-from bartleby.surfaces.listening import listening
+from bartleby.surfaces.listening import listening, serve
 from bartleby.surfaces.web import ConsoleSettings, ProxySettings
 from bartleby.surfaces.web.configuring import Serving, load
 from tests.web.conftest import add_token
@@ -117,6 +118,23 @@ def test_signal_stops_a_console_with_open_streams(command: Command, how: signal.
     running.reading.join(60)
     assert running.errors[-1] == "stopped\n"
     assert not any(each in "".join(running.errors) for each in ("Traceback", "Cancelled", "Cancel "))
+
+
+def test_signal_that_comes_with_the_address_stops_the_server() -> None:
+    """Before uvicorn has its handlers, a signal that comes during an import would be swallowed."""
+    handlers: list[object] = []
+
+    def announce() -> None:
+        handlers.append(signal.getsignal(signal.SIGTERM))
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with listening("127.0.0.1", 0, option="--port") as opened, pytest.raises(KeyboardInterrupt):
+            serve(FastAPI(), opened, announce)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [getattr(each, "__name__", "") for each in handlers] == ["handle_exit"]
 
 
 def test_console_beyond_this_machine_does_not_start_without_authentication(dsn: str) -> None:

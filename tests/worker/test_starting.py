@@ -15,7 +15,7 @@ from bartleby.surfaces.cli import connecting
 from tests.kit.burying import bury
 from tests.kit.commands import PROGRAM, Done
 from tests.kit.proxy import Proxy, proxied
-from tests.kit.worker import ENVIRONMENT, LONG, Told, until
+from tests.kit.worker import ENVIRONMENT, Told, until
 
 NO_SERVER = 1
 BEGINS = {
@@ -54,7 +54,8 @@ class Started:
 
     def end(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
-        return self.process.wait(LONG)
+        until(lambda: self.process.poll() is not None, what=f"an end; the log is {self.log()}")
+        return self.process.wait()
 
 
 @pytest.fixture

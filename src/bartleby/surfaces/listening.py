@@ -1,7 +1,7 @@
 """A socket to serve HTTP on, and what serves it: the same for the console and for agents' tools."""
 
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
@@ -41,9 +41,19 @@ def listening(host: str, port: int, *, option: str) -> Iterator[socket.socket]:
         yield opened
 
 
-def serve(app: Any, opened: socket.socket) -> None:  # noqa: ANN401 - an ASGI application
-    """Serve an application until told to stop."""
+def serve(app: Any, opened: socket.socket, on_started: Callable[[], object]) -> None:  # noqa: ANN401 - an ASGI application
+    """Serve an application until told to stop; `on_started` is called when requests and signals are handled.
+
+    Python swallows the KeyboardInterrupt of a signal that comes while it imports a module, so nothing may be announced
+    before.
+    """
     import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                on_started()
 
     # who is connected is for the application to find out: it believes only proxies that it was told of
     config = uvicorn.Config(
@@ -55,4 +65,4 @@ def serve(app: Any, opened: socket.socket) -> None:  # noqa: ANN401 - an ASGI ap
         lifespan="on",
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
-    uvicorn.Server(config).run(sockets=[opened])
+    Server(config).run(sockets=[opened])

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,8 +65,7 @@ def _serve(dsn: str, serving: "Serving") -> None:
     with listening(serving.host, serving.port, option="--port") as opened:
         app = web.console(dsn, replace(serving.settings, authenticate=authenticate))
         with contextlib.suppress(KeyboardInterrupt):
-            _announce(opened, serving, local=local, authenticate=authenticate)
-            serve(app, opened)
+            serve(app, opened, partial(_announce, opened, serving, local=local, authenticate=authenticate))
     click.echo("stopped", err=True)
 
 

@@ -160,8 +160,8 @@ def serve(app: ASGIApp, address: Address, on_listening: Callable[[str], object])
     """Listen until told to stop; `on_listening` is told the address as it is."""
     with listening.listening(address.host, address.port, option="--http") as opened:
         host = f"[{address.host}]" if ":" in address.host else address.host
-        on_listening(f"http://{host}:{opened.getsockname()[1]}{PATH}")
-        listening.serve(app, opened)
+        url = f"http://{host}:{opened.getsockname()[1]}{PATH}"
+        listening.serve(app, opened, lambda: on_listening(url))
 
 
 async def _answer(send: Send, status: int, detail: str, *more: tuple[bytes, bytes]) -> None:
