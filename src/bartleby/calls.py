@@ -149,26 +149,12 @@ def extend(lease_ids: Sequence[int], lease: Duration) -> Call[None]:
 
 def fail(lease_id: int, failures: Sequence[Failure]) -> Call[list[Decision]]:
     """Report failed attempts of a lease; each message is retried later or dies, as the policy says."""
-    reports = [reported(failure) for failure in failures]
+    reports = [_reported(failure) for failure in failures]
     return Call(
         "select position, message_id, verdict, retry_at from bartleby.fail(%s::bigint, %s::jsonb)",
         (lease_id, encode(reports)),
         every(Decision),
     )
-
-
-def spool_identity() -> Call[str]:
-    """Return which database this is; a copy of it is another one."""
-    return Call("select bartleby.spool_identity()", (), scalar)
-
-
-def enter_spooled(entries: Sequence[str]) -> Call[dict[str, str]]:
-    """Enter failures that were kept in a file, each a JSON text; return by id what they came to.
-
-    That is `settled`, `recorded` in the ledger alone, `known`, `gone` with its queue, or of a database `elsewhere`.
-    """
-    text: LiteralString = "select id, outcome from bartleby.enter_spooled(%s::jsonb)"
-    return Call(text, (f"[{','.join(entries)}]",), dict)
 
 
 def reject(lease_id: int, position: int, reason: str, description: str | None = None) -> Call[None]:
@@ -270,7 +256,7 @@ def watch() -> Call[int]:
     return Call("select bartleby.watch()", (), scalar)
 
 
-def reported(failure: Failure) -> dict[str, Any]:
+def _reported(failure: Failure) -> dict[str, Any]:
     """Return a failure as `fail` sends it."""
     known = {name: value for name in _REPORTED if (value := getattr(failure, name)) is not None}
     return {name: storable(value) if isinstance(value, str) else value for name, value in known.items()}

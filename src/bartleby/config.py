@@ -19,16 +19,11 @@ _CONSOLE = "console"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a process needs to know; `dsn` is None where the embedded PostgreSQL is meant.
-
-    `spool` is the directory for what a worker cannot tell while the database is away: None for the usual one, "off" for
-    none.
-    """
+    """What a process needs to know; `dsn` is None where the embedded PostgreSQL is meant."""
 
     dsn: str | None = None
     max_connections: int = 4
     connect_timeout: float = 10.0
-    spool: str | None = None
 
     @classmethod
     def load(
@@ -107,10 +102,6 @@ def _checked(name: str, value: object, source: str) -> object:
     match name:
         case "dsn":
             return _connection_string(str(value), source)
-        case "spool":
-            if not isinstance(value, str) or not value or "\0" in value:
-                raise InvalidSettings(f'spool in {source} is {value!r}; expected a directory, or "off"')
-            return value
         case "max_connections":
             number, expected = _number(value, int), "a whole number from 1 to 1000"
         case _:

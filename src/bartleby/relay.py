@@ -15,7 +15,6 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 
 import psycopg
 
@@ -175,7 +174,7 @@ class _Stand:
     def __init__(self, settings: Settings, sink: SinkSettings, relay: Relay, grace: float, poll: float) -> None:
         self.sink = sink
         self.ended = False
-        self._settings = replace(settings, spool="off")  # there is nothing in a failure here that is not elsewhere
+        self._settings = settings
         self._relay = relay
         self._grace, self._poll = grace, poll
         self._stopping = asyncio.Event()

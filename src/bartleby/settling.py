@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import psycopg
@@ -32,7 +32,6 @@ _MOMENT = 0.03
 # the lease is lost; or one of several settlements cannot be taken, which must not cost the others theirs
 _REFUSED = (LeaseLost, InvalidArgument)
 _LONGEST_PAUSE = 1.0
-_MOST_GIVEN_UP = 10_000
 
 
 class Settler:
@@ -57,11 +56,6 @@ class Settler:
         self._whole: deque[Held] = deque()
         self._partly: dict[Held, float] = {}
         """Leases of which something is known, and since when."""
-        self.answered = 0.0
-        """When the database last answered, by the monotonic clock."""
-        self._in_hand: list[tuple[Message, Failed]] = []
-        self.given_up: deque[tuple[Message, Failed]] = deque(maxlen=_MOST_GIVEN_UP)
-        """Failures that were refused, or could not be told while the lease was held; whoever wants them takes them."""
         self._news = asyncio.Event()
         self._clean = asyncio.Event()
         self._hurry = False
@@ -77,12 +71,6 @@ class Settler:
             self._partly[held] = time.monotonic()
             if len(self._partly) == 1:
                 self._news.set()
-
-    def undelivered(self) -> Iterator[tuple[Message, Failed]]:
-        """Return the failures that wait for the database."""
-        yield from self._in_hand
-        for held in (*self._whole, *self._partly):
-            yield from held.failed
 
     async def flush(self) -> None:
         """Return when everything known so far is settled."""
@@ -104,7 +92,6 @@ class Settler:
                 except (psycopg.Error, BartlebyError, OSError) as error:
                     # it cannot be told; the lease lapses, and the messages are delivered again
                     telemetry.error("settlement.impossible", str(error), queue=held.queue, lease_id=held.id)
-                    self._give_up(self._in_hand)
                     self._on_refused(held)
             self._hurry = False
             self._clean.set()
@@ -122,7 +109,6 @@ class Settler:
 
     async def _settle(self, held: Held) -> None:
         done, failed, released = held.take()
-        self._in_hand = failed
         try:
             await self._watch(held, len(done), failed, released)
             if done:
@@ -187,17 +173,11 @@ class Settler:
             decisions = await self._insist(held, calls.fail(held.id, reports))
         except _REFUSED:
             by_position = {report.position: report for report in reports}
-            refused = await self._one_by_one(
+            await self._one_by_one(
                 held, list(by_position), lambda position: calls.fail(held.id, [by_position[position]])
             )
-            self._give_up([each for each in failed if each[1].report.position in refused])
         else:
-            self._in_hand = []
             self._tell(held.queue, failed, decisions)
-
-    def _give_up(self, failed: Iterable[tuple[Message, Failed]]) -> None:
-        self.given_up.extend(failed)
-        self._in_hand = []
 
     def _tell(self, queue: str, failed: list[tuple[Message, Failed]], decisions: list[Decision]) -> None:
         by_position: dict[int, tuple[Message, Failure]] = {
@@ -237,7 +217,7 @@ class Settler:
             else:
                 self.counts["released"] += len(positions)
 
-    async def _one_by_one(self, held: Held, positions: list[int] | None, call: Callable[[int], Call[T]]) -> set[int]:
+    async def _one_by_one(self, held: Held, positions: list[int] | None, call: Callable[[int], Call[T]]) -> None:
         # Perhaps only the answer to an earlier try was lost, and these are settled; that says nothing of the others.
         refused = set(range(held.size) if positions is None else ())
         for position in positions or ():
@@ -254,21 +234,14 @@ class Settler:
                 lease_id=held.id,
                 messages=len(refused),
             )
-        return refused
 
     async def _insist(self, held: Held, call: Call[T]) -> T:
         pause = 0.05
         while True:
             try:
-                answer = await self._link.run(call)
+                return await self._link.run(call)
             except (psycopg.Error, OSError) as error:
                 if held.lost or not passing(error):
                     raise
                 await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads load, no secret
                 pause = min(_LONGEST_PAUSE, pause * 2)
-            except BartlebyError:
-                self.answered = time.monotonic()
-                raise
-            else:
-                self.answered = time.monotonic()
-                return answer

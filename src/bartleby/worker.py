@@ -2,7 +2,7 @@
 
     fetcher (one a queue) → lane (coroutines or threads) → settler
     heartbeat (a thread) renews the leases; the listener wakes idle fetchers; the janitor tidies up for everybody,
-    the replayer runs replay plans, and the spooler keeps failures that the database cannot be told of
+    and the replayer runs replay plans
 
 It has few connections and loses none of its work with them: claims begin anew, settlements are repeated, and a lease
 that could not be renewed is given up here before it lapses there.
@@ -30,7 +30,6 @@ from bartleby.lanes import CoroutineLane, Lane
 from bartleby.link import Link
 from bartleby.presence import Facts, Presence
 from bartleby.replaying import Replayer
-from bartleby.spooling import Spooler
 from bartleby.terms import Terms
 from bartleby.threads import ThreadLane
 from bartleby.waking import Listener
@@ -88,7 +87,6 @@ class Worker:
             poll=poll,
             until_idle=until_idle,
         )
-        self._spooler = Spooler(app.settings, self._shared.holding.settler, self.name, stopping)
 
     @property
     def counts(self) -> Counter[str]:
@@ -119,19 +117,16 @@ class Worker:
                     tasks.create_task(holding.show_life()),
                     tasks.create_task(shared.listener.run()),
                     *(tasks.create_task(duty.run()) for duty in duties),
-                    tasks.create_task(self._spooler.watch()),
-                    tasks.create_task(self._spooler.enter()),
                 ]
                 fetchers = [tasks.create_task(Fetcher(lane, shared).run()) for lane in holding.lanes.values()]
                 await self._told_to_stop()
                 await self._drain(fetchers)
-                for hanging in (shared.listener, *duties, self._spooler):
+                for hanging in (shared.listener, *duties):
                     hanging.abort()
                 for helper in helpers:
                     helper.cancel()
         finally:
             holding.close()
-            await self._spooler.close()
             await shared.link.close()
             await self._settles.close()
         telemetry.event("worker.stopped", f"{self.name} has stopped", **self.counts)
@@ -169,7 +164,6 @@ class Worker:
 
     async def _prepare(self) -> None:
         await self._shared.terms.check_version()
-        await self._spooler.prepare(self._shared.link)
         recorder = self._app.recorder()
         for handler in self._handlers:
             await self._shared.terms.prepare(handler.queue)
@@ -188,8 +182,8 @@ class Worker:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.05 if shared.until_idle else None):
                     await shared.stopping.wait()
-            nothing_left = not shared.holding.leases and self._spooler.idle
-            if shared.until_idle and len(shared.idle) == len(shared.holding.lanes) and nothing_left:
+            all_idle = len(shared.idle) == len(shared.holding.lanes)
+            if shared.until_idle and all_idle and not shared.holding.leases:
                 self.stop()
 
     async def _drain(self, fetchers: "list[asyncio.Task[None]]") -> None:

@@ -24,7 +24,6 @@
 \ir dead_letters.sql
 \ir cloud_events.sql
 \ir relaying.sql
-\ir spool.sql
 \ir alarms.sql
 \ir filter.sql
 \ir filter_values.sql
