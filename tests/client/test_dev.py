@@ -1,6 +1,5 @@
 """The embedded PostgreSQL: data survives a stop and a kill, and nothing outside of its directory changes."""
 
-import contextlib
 import json
 import os
 import pwd
@@ -19,6 +18,7 @@ import psycopg
 import pytest
 
 from bartleby import binaries, dev
+from tests.kit.worker import present
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root changes accounts")
 
@@ -56,31 +56,17 @@ def query(dsn: str, statement: str, **parameters: Any) -> Any:
 
 
 def child(directory: str, *, uid: str = "", **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, directory, uid],
-        env={**os.environ, **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command, made = [sys.executable, "-c", CHILD, directory, uid], {**os.environ, **environment}
+    return subprocess.Popen(command, env=made, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def printed(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    answer: dict[str, Any] = json.loads(process.stdout.readline())
-    return answer
+def printed(process: subprocess.Popen[str]) -> Any:
+    return json.loads(present(process.stdout).readline())
 
 
 def dismiss(process: subprocess.Popen[str]) -> None:
     process.communicate()
     assert process.returncode == 0
-
-
-def gone(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return False
-    return True
 
 
 def kill_without_reaping(postmaster: int) -> None:
@@ -125,18 +111,16 @@ def test_server_is_shared_protected_and_keeps_its_data(folder: Path) -> None:  #
     assert first.port < int(given_away[0]), "another program could be given the port before the next start"
     query(first.dsn, "create table kept as select 42 as n")
     first.stop("immediate")
-    assert gone(first.pid)
+    assert not Path(f"/proc/{first.pid}").exists()
     assert dev.running(place) is None
     with pytest.raises(psycopg.OperationalError):
         query(first.dsn, "select 1")
     third = dev.start(place)
     assert third.dsn == first.dsn
     assert query(third.dsn, "select n from kept") == [(42,)]
-    found = dev.running(place)
-    assert found is not None
-    found.stop("smart")
+    present(dev.running(place)).stop("smart")
     third.stop()
-    assert gone(third.pid)
+    assert not Path(f"/proc/{third.pid}").exists()
     assert permissions() == before
     assert Path("/etc/passwd").read_bytes() == accounts
 
@@ -177,7 +161,7 @@ def test_two_simultaneous_starts_give_one_server(folder: Path) -> None:
     answers = [printed(process) for process in pair]
     assert answers[0]["pid"] == answers[1]["pid"]
     assert sorted(answer["started"] for answer in answers) == [False, True]
-    guest, starter = sorted(pair, key=lambda process: bool(answers[pair.index(process)]["started"]))
+    guest, starter = pair if answers[1]["started"] else pair[::-1]
     dismiss(guest)
     assert query(answers[0]["dsn"], "select 1") == [(1,)]
     dismiss(starter)
@@ -190,13 +174,8 @@ def test_ordinary_user_has_it_in_the_home_directory(folder: Path) -> None:
     home = folder / "home"
     home.mkdir()
     os.chown(home, uid, -1)
-    process = child(
-        "",
-        uid=str(uid) if os.geteuid() == 0 else "",
-        HOME=str(home),
-        XDG_DATA_HOME="",
-        BARTLEBY_PG_BIN=str(reachable),
-    )
+    environment = {"HOME": str(home), "XDG_DATA_HOME": "", "BARTLEBY_PG_BIN": str(reachable)}
+    process = child("", uid=str(uid) if os.geteuid() == 0 else "", **environment)
     answer = printed(process)
     assert answer["directory"] == str(home / ".local" / "share" / "bartleby" / "dev")
     assert query(answer["dsn"], "select 1") == [(1,)]
@@ -221,11 +200,11 @@ def test_root_copies_programs_that_others_cannot_read(folder: Path) -> None:
         assert len(list((folder / "pg" / "binaries").iterdir())) == 1
 
 
-@pytest.mark.parametrize("name", ["long" * 30, "one,two"])
-def test_path_without_room_for_a_socket_still_has_tcp(folder: Path, name: str) -> None:
-    with dev.start(folder / name) as server:
-        assert server.socket_directory is None
-        assert query(server.dsn, "show unix_socket_directories") == [("",)]
+def test_path_without_room_for_a_socket_still_has_tcp(folder: Path) -> None:
+    for name in ("long" * 30, "one,two"):
+        with dev.start(folder / name) as server:
+            assert server.socket_directory is None
+            assert query(server.dsn, "show unix_socket_directories") == [("",)]
 
 
 def test_start_that_is_impossible_says_why_and_changes_nothing(folder: Path) -> None:

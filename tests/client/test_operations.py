@@ -31,15 +31,12 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(operations, name, 3)
 
 
-def settle(client: Client, queue: str = "orders", *, dead: bool = False) -> int:
-    lease = client.claim(queue, "tester", limit=100)
-    if lease is None:
-        return 0
-    if dead:
+def settle(client: Client, *, dead: bool = False) -> None:
+    lease = client.claim("orders", "tester", limit=100)
+    if lease is not None and dead:
         client.fail(lease.id, [Failure(each.position, "KeyError", "'x'", verdict="dead") for each in lease])
-    else:
+    elif lease is not None:
         client.ack(lease.id)
-    return len(lease)
 
 
 def started(client: Client, ids: Sequence[int], **options: Any) -> ReplayId:
@@ -62,12 +59,9 @@ def test_selection_is_frozen_and_bounded(client: Client, operator: Operator) -> 
             operator.choose(empty)
         assert caught.value.hint
         assert operator.choose(empty, everything=True)[:6] == [*ids, *other]
-    given = "queue:orders agee:>1h"
     with pytest.raises(bartleby.InvalidFilter) as wrong:
-        operator.choose(given)
-    assert wrong.value.position == 14
-    assert wrong.value.pointed(given).endswith("\n" + " " * 13 + "^")
-    assert "age" in (wrong.value.hint or "")
+        operator.choose("queue:orders agee:>1h")
+    assert (wrong.value.position, "age" in (wrong.value.hint or "")) == (14, True)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -100,13 +94,11 @@ def test_bulk_action_is_done_in_chunks_and_reports_refusals(
     assert (again.changed, again.refusals, again.stopped) == (4, 3, False)
     assert reported == [(3, 7), (6, 7), (7, 7)]
     assert operator.restore(ids, reason="not spam") == Bulk(7, 7, 0, ())
-    client.discard(ids[:1], actor="ben", reason="mine")
     operator.hold(ids[1:2], reason="evidence")
     some = operator.discard([*ids[:4], 999, ids[3]], reason="spam")
-    assert (some.asked, some.changed, some.refusals, some.stopped) == (5, 2, 3, False)
+    assert (some.asked, some.changed, some.refusals, some.stopped) == (5, 3, 2, False)
     refused = {int(each.message_id): each.told for each in some.refused}
-    assert set(refused) == {ids[0], ids[1], 999}
-    assert ("ben" in refused[ids[0]], "evidence" in refused[ids[1]]) == (True, True)
+    assert (set(refused), "evidence" in refused[ids[1]]) == ({ids[1], 999}, True)
     assert operator.hold(ids[1:2], reason="over", on=False).changed == 1
     monkeypatch.setattr(operations, "_KEPT", 4)
     many = operator.discard(range(1001, 1008), reason="spam")
@@ -114,39 +106,28 @@ def test_bulk_action_is_done_in_chunks_and_reports_refusals(
     operator.discard(ids[1:2], reason="last")
     [line] = client.audit_log(limit=1)
     assert (line.actor, line.reason, line.request_id) == ("ana", "last", "r-1")
-    assert client.verify_audit() == []
 
 
-def test_plan_is_driven_to_its_end(client: Client, operator: Operator) -> None:
-    ids = bury(client, range(5))
-    draft = client.plan_replay(ids=ids, actor="ana", reason="fixed")
-    assert operator.drive(draft).status == "draft", "a draft is not started"
-    client.start_replay(draft, actor="ana", reason="fixed")
-    reported: list[Replay] = []
+def test_plan_is_driven_until_it_ends_or_is_stopped(client: Client, operator: Operator) -> None:
+    ids = bury(client, range(4))
+    first = client.plan_replay(ids=ids, window=2, actor="ana", reason="fixed")
+    assert operator.drive(first).status == "draft", "a draft is not started"
+    client.start_replay(first, actor="ana", reason="fixed")
+    stop, reported = threading.Event(), list[Replay]()
+    plan = operator.drive(first, on_progress=lambda _: stop.set(), stop=stop)
+    assert (plan.status, plan.waiting) == ("running", 2)
 
     def watch(plan: Replay) -> None:
         reported.append(plan)
         settle(client)
 
-    plan = operator.drive(draft, on_progress=watch)
-    assert (plan.status, plan.done, plan.settled, plan.over) == ("finished", 5, 5, True)
-    assert reported[-1] == plan
+    watch(plan)
+    plan = operator.drive(first, on_progress=watch)
+    assert (plan.status, plan.done, plan.over, reported[-1]) == ("finished", 4, True, plan)
     assert {each.status for each in reported} <= {"running", "settling", "finished"}
-    assert statuses(client, ids) == ["resolved"] * 5
     plan = operator.drive(started(client, bury(client, range(3))), outcomes=False)
     assert (plan.status, plan.replayed, plan.done) == ("settling", 3, 0)
-    with pytest.raises(bartleby.UnknownReplay, match="99"):
-        operator.drive(99)
-
-
-def test_driving_ends_when_it_is_stopped_and_when_the_plan_is(client: Client, operator: Operator) -> None:
-    first = started(client, bury(client, range(4)), window=2)
-    stop = threading.Event()
-    plan = operator.drive(first, on_progress=lambda _: stop.set(), stop=stop)
-    assert (plan.status, plan.waiting) == ("running", 2)
-    while settle(client):
-        client.advance_replays(replay_id=first)
-    assert operator.drive(first).status == "finished"
+    settle(client)
     second = started(client, bury(client, range(4)), window=2)
 
     def pause(_: Replay) -> None:
@@ -155,12 +136,12 @@ def test_driving_ends_when_it_is_stopped_and_when_the_plan_is(client: Client, op
 
     plan = operator.drive(second, on_progress=pause)
     assert (plan.status, "ben" in (plan.cause or "")) == ("paused", True)
-    client.cancel_replay(second, actor="ben", reason="never")
-    assert operator.drive(second).status == "cancelled"
     settle(client)
     third = started(client, bury(client, range(8)), canary=2)
     plan = operator.drive(third, on_progress=lambda _: settle(client, dead=True))
     assert (plan.status, plan.died_again, plan.waiting, bool(plan.cause)) == ("aborted", 2, 6, True)
+    with pytest.raises(bartleby.UnknownReplay, match="99"):
+        operator.drive(99)
 
 
 # Patched payloads are tried with the type of their handler.
@@ -179,10 +160,7 @@ class Order:
 
 
 @dataclass
-class Picky:
-    id: int
-    customer: str
-
+class Picky(Order):
     def __post_init__(self) -> None:
         raise LookupError("never")
 
@@ -202,42 +180,29 @@ def typed(dsn: str, client: Client) -> Iterator[Bartleby]:
 def test_patched_payload_that_does_not_fit_its_handler_is_excluded(
     typed: Bartleby, client: Client, operator: Operator
 ) -> None:
-    payloads: list[Any] = [{"id": 1}, {"id": "x"}, {"id": 3}, {"id": 4}, {}, {"id": None}, {"id": 7}, {"id": "hush-42"}]
-    ids = bury(client, payloads)
+    ids = bury(client, [{"id": 1}, {"id": "x"}, {"id": 3}, {}, {"id": "hush-42"}])
     replay_id = drafted(client, ids)
     reported: list[tuple[int, int]] = []
     told: Any = {"recorder": typed.recorder(), "on_progress": lambda *each: reported.append(each)}
     checked = operator.check_patched(replay_id, typed.handlers, **told)
-    assert (checked.checked, checked.unchecked) == (8, 0)
-    assert reported == [(3, 8), (6, 8), (8, 8)]
-    assert set(checked.problems) == {ids[1], ids[4], ids[5], ids[7]}
+    assert (checked.checked, checked.unchecked, reported) == (5, 0, [(3, 5), (5, 5)])
     problems = {int(each): problem for each, problem in checked.problems.items()}
-    assert problems[ids[1]] == "payload.id: expected int, not 'x'"
-    assert problems[ids[7]] == "payload.id: expected int, not '***'", "secrets are hidden"
-    assert operator.plan(replay_id).predictions == {"run": 4, "invalid": 4}
+    assert problems == {
+        ids[1]: "payload.id: expected int, not 'x'",
+        ids[3]: "payload.id: missing",
+        ids[4]: "payload.id: expected int, not '***'",
+    }
     items = [each for page in operator.items(replay_id, predictions=["invalid"]) for each in page]
     assert {item.message_id: item.problem for item in items} == {
-        each: f"invalid: {problem}" for each, problem in checked.problems.items()
+        each: f"invalid: {problem}" for each, problem in problems.items()
     }
     assert operator.check_patched(replay_id, typed.handlers).problems == {}
     [line] = client.audit_log(action="replay.exclude")
-    assert present(line.after)["excluded"] == 4
-    # excluded items are skipped and stay dead
+    assert present(line.after)["excluded"] == 3
     client.start_replay(replay_id, actor="ana", reason="fixed")
     plan = operator.drive(replay_id, on_progress=lambda _: settle(client))
-    assert (plan.status, plan.done, plan.skipped) == ("finished", 4, 4)
-    assert statuses(client, ids[:3]) == ["resolved", "dead", "resolved"]
-    letter = present(client.dead_letter(ids[0]))
-    assert (letter.payload, letter.edited) == ({"id": 1}, {"id": 1, "customer": "unknown"})
-    running = drafted(client, bury(client, [{"id": "x"}]), window=1)
-    client.start_replay(running, actor="ana", reason="fixed")
-    with pytest.raises(bartleby.WrongState, match="running"):
-        operator.check_patched(running, typed.handlers)
-
-
-def test_payload_is_checked_by_a_typed_handler_of_its_target(
-    typed: Bartleby, client: Client, operator: Operator
-) -> None:
+    assert (plan.status, plan.done, plan.skipped) == ("finished", 2, 3)
+    # only a typed handler of the target checks it
     for queue in ("raw", "unhandled"):
         replay_id = drafted(client, bury(client, [{"id": "x"}], queue=queue))
         checked = operator.check_patched(replay_id, typed.handlers)

@@ -1,11 +1,13 @@
-"""Sending and marking in a caller's transaction: one story for every library that it may be of."""
+"""A caller's transaction, in every library: what is sent and marked in it is part of it, so effects happen once."""
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
@@ -14,16 +16,19 @@ import psycopg
 import psycopg2.extras  # type: ignore[import-untyped]
 import pytest
 import sqlalchemy
+from django.db import models
 from psycopg.rows import dict_row
 from sqlalchemy import NullPool, orm
 from sqlalchemy.ext import asyncio as alchemy
 
 import bartleby
 from bartleby import AlreadyHandled, Bartleby, InvalidArgument, Message, UnknownQueue, dev
-from tests.kit.callers import CALLERS, Begin, Caller, use_django, with_driver
+from tests.kit.callers import CALLERS, Begin, Caller, finished, use_django, with_driver
 from tests.kit.database import database_dsn
+from tests.kit.worker import Conn, drain, lapse, numbered, present
 
-Conn = psycopg.Connection[tuple[Any, ...]]
+HOWTO = Path(__file__).parents[2] / "docs" / "howto" / "effects-exactly-once.md"
+BLOCKS = dict(re.findall(r"## (\w+).*?```python\n(.*?)```", HOWTO.read_text(), re.DOTALL))
 
 PAYLOADS = [
     None, True, 2**53 + 1, -(2**80), 10**400, 0.1, 5e-324, "Straße ☃ \U0001f600", "'; drop schema --", [],
@@ -36,9 +41,18 @@ EFFECT = "insert into effect values (1)"
 def app(dsn: str, conn: Conn) -> Iterator[Bartleby]:
     conn.execute("create table effect (n integer)")
     app = Bartleby(dsn, generation=5)
-    app.client.create_queue("orders", {"payload_limit": 200_000})
+    app.client.create_queue("orders", {"payload_limit": 200_000, "lease": "PT10S"})
     yield app
     app.client.close()
+
+
+def killed_before_its_ack(app: Bartleby, conn: Conn) -> Message:
+    """Send a message, and claim it as a worker that dies; it will be delivered again."""
+    app.client.configure_queue("orders", {"backoff": "none"})
+    app.send("orders", {"id": 42}, key="order-42", generation=0)
+    [message] = present(app.client.claim("orders", "tester"))
+    lapse(conn)
+    return message
 
 
 def received(app: Bartleby) -> list[Message]:
@@ -106,6 +120,7 @@ def second_mark_is_refused(app: Bartleby, begin: Begin, dsn: str, conn: Conn) ->
     before = effects(conn)
     app.send_many("orders", [{"payload": 1, "key": "ß" * 500}] * 2)
     first, again = received(app)
+    assert first.generation == again.generation == 5
     for by, message, handled in (
         ("id", first, False),
         ("id", first, True),
@@ -160,7 +175,7 @@ def other_kind_of_connection_is_refused(app: Bartleby, caller: Caller) -> None:
         assert "asend" in (caught.value.hint or "")
 
 
-async def test_object_that_is_not_a_connection_is_refused(app: Bartleby) -> None:
+async def test_object_that_is_not_a_connection_to_postgresql_is_refused(app: Bartleby) -> None:
     for thing in (object(), "postgresql://localhost/", 7, sqlalchemy.create_engine("sqlite://")):
         with pytest.raises(InvalidArgument, match="no connection that is known") as caught:
             app.send("orders", 1, connection=thing)
@@ -169,19 +184,14 @@ async def test_object_that_is_not_a_connection_is_refused(app: Bartleby) -> None
             app.using(thing).send("orders", 1)
         with pytest.raises(InvalidArgument, match="no connection that is known"):
             await app.asend("orders", 1, connection=thing)
-
-
-def test_connection_to_another_kind_of_database_is_refused(app: Bartleby) -> None:
     with orm.Session(sqlalchemy.create_engine("sqlite://")) as session, pytest.raises(InvalidArgument, match="sqlite"):
         app.send("orders", 1, connection=session)
     use_django(app.settings.dsn or "")
     connections: Any = django.db.connections
     connections.settings = connections.configure_settings({"default": {"ENGINE": "django.db.backends.sqlite3"}})
-    try:
-        with pytest.raises(InvalidArgument, match="not one to PostgreSQL"):
-            app.send("orders", 1, connection=django.db.connection)
-    finally:
-        del connections["default"]
+    with pytest.raises(InvalidArgument, match="not one to PostgreSQL"):
+        app.send("orders", 1, connection=django.db.connection)
+    del connections["default"]
 
 
 async def test_settings_of_a_connection_do_not_matter(app: Bartleby, dsn: str) -> None:
@@ -212,13 +222,130 @@ async def test_settings_of_a_connection_do_not_matter(app: Bartleby, dsn: str) -
 
 def test_no_library_is_imported_to_recognise_a_connection() -> None:
     program = """
-import sys
-from bartleby import transactions
-try:
+import contextlib, sys
+from bartleby import InvalidArgument, transactions
+with contextlib.suppress(InvalidArgument):
     transactions.run(object(), None)
-except Exception as error:
-    assert type(error).__name__ == "InvalidArgument", error
 print(*{"sqlalchemy", "django", "psycopg2", "asyncpg"} & set(sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.stdout.strip(), done.stderr) == ("", "")
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "\n"
+
+
+def test_mark_without_a_transaction_is_refused(app: Bartleby, dsn: str, conn: Conn) -> None:
+    """Such a mark would be committed before its effect, which may fail."""
+    message = killed_before_its_ack(app, conn)
+    use_django(dsn)
+    plain, old = psycopg.connect(dsn, autocommit=True), psycopg2.connect(dsn)
+    old.autocommit = True
+    opened: list[Any] = [plain, old, django.db.connection]
+    autocommit: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
+    for driver in ("psycopg", "psycopg2"):
+        engine = sqlalchemy.create_engine(with_driver(dsn, driver), poolclass=NullPool)
+        opened += [orm.Session(engine.execution_options(**autocommit))]
+        opened += [engine.connect().execution_options(**autocommit)]
+    for each in opened:
+        with pytest.raises(InvalidArgument, match="there is no transaction") as caught:
+            app.mark_handled(message, each)
+        assert "transaction" in (caught.value.hint or "")
+    # one may be begun all the same
+    with plain.transaction(force_rollback=True):
+        app.mark_handled(message, plain)
+    old.cursor().execute("begin")
+    app.mark_handled(message, old)
+    old.cursor().execute("rollback")
+    with django.db.transaction.atomic():
+        app.mark_handled(message, django.db.connection)
+        django.db.transaction.set_rollback(True)
+    django.db.transaction.set_autocommit(False)
+    app.mark_handled(message, django.db.connection)
+    django.db.transaction.rollback()
+    for each in opened:
+        each.close()
+    del django.db.connections["default"]
+    assert app.client.handled_keys("orders", [f"id:{message.id}"]) == set()
+
+
+async def test_awaited_mark_without_a_transaction_is_refused(app: Bartleby, dsn: str, conn: Conn) -> None:
+    message = killed_before_its_ack(app, conn)
+    opened: list[Any] = [await psycopg.AsyncConnection.connect(dsn, autocommit=True), await asyncpg.connect(dsn)]
+    for driver in ("psycopg", "asyncpg"):
+        engine = alchemy.create_async_engine(with_driver(dsn, driver), poolclass=NullPool)
+        opened += [alchemy.AsyncSession(engine.execution_options(isolation_level="AUTOCOMMIT")), await engine.connect()]
+        await opened[-1].execution_options(isolation_level="AUTOCOMMIT")
+    for each in opened:
+        with pytest.raises(InvalidArgument, match="there is no transaction"):
+            await app.amark_handled(message, each)
+        await each.close()
+    assert app.client.handled_keys("orders", [f"id:{message.id}"]) == set()
+
+
+def test_code_of_the_how_to_has_each_effect_once(app: Bartleby, conn: Conn, dsn: str) -> None:
+    class Base(orm.DeclarativeBase):
+        pass
+
+    class Parcel(Base):
+        __tablename__ = "parcel"
+        id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+        order_id: orm.Mapped[int]
+
+    use_django(dsn)
+    meta = type("Meta", (), {"app_label": "shop", "db_table": "parcel"})
+    fields = {"id": models.BigAutoField(primary_key=True), "order_id": models.BigIntegerField()}
+    model = type("Parcel", (models.Model,), {"__module__": __name__, "Meta": meta, **fields})
+    engine = sqlalchemy.create_engine(with_driver(dsn, "psycopg"), poolclass=NullPool)
+    conn.execute("create table parcel (id bigint generated always as identity, order_id bigint)")
+    with asyncio.Runner() as loop:
+        pool = loop.run(finished(asyncpg.create_pool(dsn, min_size=1, max_size=2)))
+        taken_for_granted = {
+            "psycopg": {"psycopg": psycopg, "DSN": dsn},
+            "SQLAlchemy": {"engine": engine, "Session": orm.Session, "Parcel": Parcel},
+            "Django": {"transaction": django.db.transaction, "connection": django.db.connection, "Parcel": model},
+            "asyncpg": {"pool": pool},
+        }
+        assert set(taken_for_granted) == set(BLOCKS)
+        for library, given in taken_for_granted.items():
+            app.client.drop_queue("orders", force=True)
+            app.client.create_queue("orders")
+            made = Bartleby(dsn)
+            exec(BLOCKS[library], {"app": made, "Message": Message, **given})  # noqa: S102 - the text is ours
+            message, function = killed_before_its_ack(app, conn), made.handlers["orders"].function
+            run: Any = loop.run if library == "asyncpg" else bool
+            run(function(message))
+            with pytest.raises(AlreadyHandled):
+                run(function(message))
+            assert conn.execute("delete from parcel returning order_id").fetchall() == [(42,)], library
+        loop.run(pool.close())
+    django.db.connection.close()
+    del django.db.connections["default"]
+
+
+@pytest.mark.seed("outbox-51")
+@pytest.mark.parametrize("once", [False, True, "key"])
+def test_redelivery_is_acked_without_a_second_effect(app: Bartleby, dsn: str, conn: Conn, once: Any) -> None:
+    """With once the handler does not even run again."""
+    runs: list[int] = []
+
+    @app.handler("orders", once=once)
+    async def fulfil(message: Message) -> None:
+        runs.append(message.id)
+        async with await psycopg.AsyncConnection.connect(dsn) as connection:
+            await app.amark_handled(message, connection, by="key" if once == "key" else "id")
+            await connection.execute(EFFECT)
+
+    asyncio.run(fulfil(killed_before_its_ack(app, conn)))
+    assert effects(conn) == 1
+    assert drain(app) == {"done": 1}
+    assert (len(runs), effects(conn)) == (1 if once else 2, 1)
+
+
+@pytest.mark.seed("outbox-54")
+def test_messages_of_one_key_in_one_claim_are_all_settled(app: Bartleby, dsn: str, conn: Conn) -> None:
+    @app.handler("orders", once="key")
+    def fulfil(message: Message) -> None:
+        with psycopg.connect(dsn) as connection:
+            app.mark_handled(message, connection, by="key")
+            connection.execute(EFFECT)
+
+    app.send_many("orders", [{**each, "key": f"order-{each['payload'] % 3}"} for each in numbered(30)])
+    assert drain(app) == {"done": 30}
+    assert effects(conn) == 3

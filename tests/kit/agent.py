@@ -21,8 +21,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Said:
-    """What a tool answered."""
-
     failed: bool
     document: dict[str, Any]
     text: str
@@ -34,8 +32,6 @@ class Said:
 
 
 class Agent:
-    """Somebody who calls tools."""
-
     def __init__(
         self,
         client: Client,
@@ -52,7 +48,6 @@ class Agent:
         self.server = agent_server(self.house)
 
     def call(self, tool: str, **arguments: Any) -> Said:
-        """Call one tool."""
         return self.calls((tool, arguments))[0]
 
     def calls(self, *wanted: tuple[str, dict[str, Any]]) -> list[Said]:
@@ -64,8 +59,6 @@ class Agent:
         return self.session(each)
 
     def session(self, use: Callable[[mcp.Client], Awaitable[T]]) -> T:
-        """Do something with a session."""
-
         async def run() -> T:
             async with mcp.Client(self.server) as session:
                 return await use(session)

@@ -36,7 +36,6 @@ def body_of(answer: Any, status: int = 200) -> Any:
 
 
 def get(client: TestClient, path: str, expected: int = 200, /, **query: Any) -> Any:
-    """Return the document of a GET."""
     return body_of(client.get(API + path, params=query), expected)
 
 

@@ -1,17 +1,11 @@
-"""A browser before a running console.
-
-running   a console over a database, on a port of this machine
-launched  a Chromium, driven by playwright
-Look      opens pages, and collects the messages of their consoles
-"""
+"""A browser before a running console."""
 
 import asyncio
 import contextlib
 import gc
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +13,10 @@ import uvicorn
 from fastapi import FastAPI
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
-from bartleby import Client, hashing
-from bartleby.principal import Role
+from bartleby import Client
 from bartleby.surfaces.web import ConsoleSettings, console
 from tests.kit.sinks.servers import free_port
+from tests.kit.worker import until
 
 _SHELL = "/usr/bin/chromium-headless-shell"  # takes a third less of the processor than the browser with its windows
 CHROMIUM = os.environ.get("BARTLEBY_CHROMIUM", _SHELL if os.access(_SHELL, os.X_OK) else "/usr/bin/chromium")
@@ -53,11 +47,10 @@ class Site:
         return f"http://127.0.0.1:{self.port}{self.prefix}"
 
     def start(self) -> None:
-        app: Any = console(self.dsn, self.settings)
-        self.app = app
-        if self.prefix and not self.settings.prefix:
-            inner, app = app, FastAPI()
-            app.mount(self.prefix, inner)
+        self.app = console(self.dsn, self.settings)
+        app: Any = FastAPI() if self.prefix else self.app
+        if self.prefix:
+            app.mount(self.prefix, self.app)
         config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=asyncio.run, args=[_serve(self._server)], daemon=True)
@@ -81,23 +74,13 @@ async def _serve(server: uvicorn.Server) -> None:
     await asyncio.sleep(0)
 
 
-def until(condition: Callable[[], object], seconds: float = WAIT_SECONDS) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition not met in time"
-        time.sleep(0.02)
-
-
 @contextlib.contextmanager
 def running(
-    dsn: str, *, environment: str | None = "staging", authenticate: bool = False, prefix: str = "", proxy: Any = None
+    dsn: str, *, environment: str | None = "staging", authenticate: bool = False, prefix: str = ""
 ) -> Iterator[Site]:
-    """Run a console over a database, inside an application if it has a prefix and no proxy."""
+    """Run a console over a database, inside an application if it has a prefix."""
     with contextlib.closing(Client(dsn)) as client:
-        settings = ConsoleSettings(
-            authenticate=authenticate, environment=environment, proxy=proxy, prefix=prefix if proxy else ""
-        )
+        settings = ConsoleSettings(authenticate=authenticate, environment=environment)
         site = Site(dsn, client, settings, free_port(), prefix)
         site.start()
         try:
@@ -106,21 +89,15 @@ def running(
             site.stop()
 
 
-class away:  # noqa: N801 - reads as a sentence
+@contextlib.contextmanager
+def away(admin: Any, name: str) -> Iterator[None]:
     """A database that accepts no connections."""
-
-    def __init__(self, admin: Any, name: str) -> None:
-        self._admin, self._name = admin, name
-
-    def __enter__(self) -> None:
-        self._run(f"alter database {self._name} with allow_connections false")
-        self._run(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{self._name}'")
-
-    def __exit__(self, *_: object) -> None:
-        self._run(f"alter database {self._name} with allow_connections true")
-
-    def _run(self, text: str) -> None:
-        self._admin.execute(text.encode())
+    admin.execute(f"alter database {name} with allow_connections false".encode())
+    admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
+    try:
+        yield
+    finally:
+        admin.execute(f"alter database {name} with allow_connections true".encode())
 
 
 def is_live(page: Page) -> Page:
@@ -135,20 +112,11 @@ def status(client: Client, message_id: int) -> str:
 
 
 def fill(page: Page, summary: str, reason: str = "because") -> Page:
-    """Open a form by its summary and give a reason."""
     deed = page.locator("details.deed", has=page.locator("summary", has_text=summary))
     if deed.get_attribute("open") is None:
         deed.locator("> summary").click()
     deed.get_by_label("Reason").fill(reason)
     return page
-
-
-def token(site: Site, name: str, role: Role, queues: Sequence[str] | None = None) -> str:
-    """Create a token; return its secret."""
-    secret = hashing.new_token()
-    hash = hashing.digest(secret)
-    site.client.add_token("token", name, hash, role=str(role), queues=queues, actor="ana", reason="a test")
-    return secret
 
 
 @contextlib.contextmanager
@@ -166,7 +134,6 @@ class Look:
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
         self._contexts: list[BrowserContext] = []
-        self._kept: dict[str, Page] = {}
         self.said: list[str] = []
 
     def context(self, **options: Any) -> BrowserContext:
@@ -182,14 +149,6 @@ class Look:
         page.on("dialog", lambda dialog: self.said.append(f"a dialog: {dialog.message}"))
         page.goto(url)
         return page
-
-    def again(self, url: str, **options: Any) -> Page:
-        """Open a page in a window with the same options that is already open, which is much cheaper."""
-        way = repr(options)
-        if way not in self._kept:
-            self._kept[way] = self.at("about:blank", **options)
-        self._kept[way].goto(url)
-        return self._kept[way]
 
     def _hear(self, message: ConsoleMessage) -> None:
         # an error page has its status, and the pill reports a stream that ends

@@ -15,11 +15,9 @@ def bury(
     queue: str = "orders",
     kind: str = "KeyError",
     error: str = "'x'",
-    key: str | None = None,
-    headers: dict[str, Any] | None = None,
+    **options: Any,
 ) -> list[int]:
     """Send messages that all fail with the same error, and return their ids."""
-    options = {name: value for name, value in {"key": key, "headers": headers}.items() if value is not None}
     sent = [int(each) for each in client.send_many(queue, [{"payload": payload, **options} for payload in payloads])]
     while lease := client.claim(queue, "web-1", limit=1000):
         failures = [

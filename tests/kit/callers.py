@@ -2,9 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
@@ -27,111 +28,87 @@ os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
 
 @dataclass(frozen=True)
 class Caller:
-    """A transaction that has begun, and the verbs of an app that are run in it, as plain functions."""
+    """A transaction that has begun, and the verbs of an app that are run in it, as plain functions.
+
+    `connection` is given to the app; `cursor` executes statements, and `ends` commits or rolls back. If there is a
+    `wait`, all of them are awaited.
+    """
 
     connection: Any
-    execute: Callable[[str], object]
-    commit: Callable[[], object]
-    rollback: Callable[[], object]
+    cursor: Any
+    ends: Any
     wait: Callable[[Coroutine[Any, Any, Any]], Any] | None = None
+    statement: Callable[[str], object] = str
+
+    def execute(self, text: str) -> None:
+        self.result(self.cursor.execute(self.statement(text)))
+
+    def commit(self) -> None:
+        self.result(self.ends.commit())
+
+    def rollback(self) -> None:
+        self.result(self.ends.rollback())
 
     def send(self, app: Bartleby, *args: Any, **kwargs: Any) -> Any:
-        if self.wait is None:
-            return app.send(*args, connection=self.connection, **kwargs)
-        return self.wait(app.asend(*args, connection=self.connection, **kwargs))
+        return self.result((app.asend if self.wait else app.send)(*args, connection=self.connection, **kwargs))
 
     def send_many(self, app: Bartleby, *args: Any) -> Any:
         using = app.using(self.connection)
-        return using.send_many(*args) if self.wait is None else self.wait(using.asend_many(*args))
+        return self.result((using.asend_many if self.wait else using.send_many)(*args))
 
     def mark_handled(self, app: Bartleby, message: Message, **kwargs: Any) -> None:
-        if self.wait is None:
-            app.mark_handled(message, self.connection, **kwargs)
-        else:
-            self.wait(app.amark_handled(message, self.connection, **kwargs))
+        self.result((app.amark_handled if self.wait else app.mark_handled)(message, self.connection, **kwargs))
+
+    def result(self, found: Any) -> Any:
+        return self.wait(found) if self.wait else found
 
 
 Begin = Callable[[str], AbstractContextManager[Caller]]
 
 
 @contextmanager
-def psycopg_connection(dsn: str, pick: Callable[[Any], Any] = lambda connection: connection) -> Iterator[Caller]:
-    connection = psycopg.connect(dsn)
-    yield Caller(
-        pick(connection), lambda text: connection.execute(text.encode()), connection.commit, connection.rollback
-    )
-    connection.close()
-
-
-def psycopg_cursor(dsn: str) -> AbstractContextManager[Caller]:
-    return psycopg_connection(dsn, lambda connection: connection.cursor())
+def driver(connect: Callable[[str], Any], dsn: str, *, cursor: bool = False, awaited: bool = False) -> Iterator[Caller]:
+    with asyncio.Runner() as loop:
+        connection = loop.run(connect(dsn)) if awaited else connect(dsn)
+        executing = connection.cursor()
+        caller = Caller(executing if cursor else connection, executing, connection, loop.run if awaited else None)
+        yield caller
+        caller.result(connection.close())
 
 
 @contextmanager
-def psycopg2_connection(dsn: str, pick: Callable[[Any], Any] = lambda connection: connection) -> Iterator[Caller]:
-    connection = psycopg2.connect(dsn)
-
-    def execute(text: str) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(text)
-
-    yield Caller(pick(connection), execute, connection.commit, connection.rollback)
-    connection.close()
-
-
-def psycopg2_cursor(dsn: str) -> AbstractContextManager[Caller]:
-    return psycopg2_connection(dsn, lambda connection: connection.cursor())
+def with_alchemy(opening: Callable[[Any], Any], name: str, dsn: str, *, awaited: bool = False) -> Iterator[Caller]:
+    create: Callable[..., Any] = alchemy.create_async_engine if awaited else sqlalchemy.create_engine
+    with asyncio.Runner() as loop:
+        opened = opening(create(with_driver(dsn, name), poolclass=NullPool))
+        if isinstance(opened, alchemy.AsyncConnection):
+            loop.run(finished(opened))
+        caller = Caller(opened, opened, opened, loop.run if awaited else None, sqlalchemy.text)
+        yield caller
+        caller.result(opened.close())
 
 
-@contextmanager
-def session(dsn: str, driver: str = "psycopg", *, scoped: bool = False) -> Iterator[Caller]:
-    engine = sqlalchemy.create_engine(with_driver(dsn, driver), poolclass=NullPool)
-    maker = orm.sessionmaker(engine)
-    opened: Any = orm.scoped_session(maker) if scoped else maker()
-    yield Caller(opened, lambda text: opened.execute(sqlalchemy.text(text)), opened.commit, opened.rollback)
-    opened.close()
-    engine.dispose()
+class Atomic:
+    """A block of Django that ends before its `with` would."""
 
+    def __init__(self) -> None:
+        self.block = transaction.atomic()
+        self.block.__enter__()
 
-@contextmanager
-def alchemy_connection(dsn: str, driver: str = "psycopg") -> Iterator[Caller]:
-    engine = sqlalchemy.create_engine(with_driver(dsn, driver), poolclass=NullPool)
-    with engine.connect() as connection:
-        yield Caller(
-            connection,
-            lambda text: connection.execute(sqlalchemy.text(text)),
-            connection.commit,
-            connection.rollback,
-        )
-    engine.dispose()
+    def commit(self) -> None:
+        self.block.__exit__(None, None, None)
+
+    def rollback(self) -> None:
+        transaction.set_rollback(True)
+        self.commit()
 
 
 @contextmanager
-def django_connection(dsn: str, pick: Callable[[], Any] = lambda: django.db.connection) -> Iterator[Caller]:
+def django_connection(pick: Callable[[], Any], dsn: str) -> Iterator[Caller]:
     use_django(dsn)
-    block = transaction.atomic()
-    block.__enter__()
-    ended = []
-
-    def execute(text: str) -> None:
-        with django.db.connection.cursor() as cursor:
-            cursor.execute(text)
-
-    def end(*, wanted: bool) -> None:
-        if not wanted:
-            transaction.set_rollback(True)
-        ended.append(True)
-        block.__exit__(None, None, None)
-
-    yield Caller(pick(), execute, lambda: end(wanted=True), lambda: end(wanted=False))
-    if not ended:
-        end(wanted=False)
+    yield Caller(pick(), django.db.connection.cursor(), Atomic())
     connections["default"].close()
     del connections["default"]
-
-
-def django_connections(dsn: str) -> AbstractContextManager[Caller]:
-    return django_connection(dsn, lambda: connections["default"])
 
 
 def use_django(dsn: str) -> None:
@@ -145,116 +122,53 @@ def use_django(dsn: str) -> None:
 
 
 @contextmanager
-def awaited_psycopg(dsn: str, pick: Callable[[Any], Any] = lambda connection: connection) -> Iterator[Caller]:
+def awaited_asyncpg(dsn: str, *, pooled: bool = False) -> Iterator[Caller]:
     with asyncio.Runner() as loop:
-        connection = loop.run(psycopg.AsyncConnection.connect(dsn))
-        yield Caller(
-            pick(connection),
-            lambda text: loop.run(connection.execute(text.encode())),
-            lambda: loop.run(connection.commit()),
-            lambda: loop.run(connection.rollback()),
-            loop.run,
-        )
-        loop.run(connection.close())
-
-
-def awaited_psycopg_cursor(dsn: str) -> AbstractContextManager[Caller]:
-    return awaited_psycopg(dsn, lambda connection: connection.cursor())
-
-
-@contextmanager
-def awaited_session(dsn: str, driver: str, *, scoped: bool = False) -> Iterator[Caller]:
-    engine = alchemy.create_async_engine(with_driver(dsn, driver), poolclass=NullPool)
-    maker = alchemy.async_sessionmaker(engine)
-    opened: Any = alchemy.async_scoped_session(maker, lambda: None) if scoped else maker()
-    with asyncio.Runner() as loop:
-        yield Caller(
-            opened,
-            lambda text: loop.run(opened.execute(sqlalchemy.text(text))),
-            lambda: loop.run(opened.commit()),
-            lambda: loop.run(opened.rollback()),
-            loop.run,
-        )
-        loop.run(opened.close())
-        loop.run(engine.dispose())
-
-
-@contextmanager
-def awaited_alchemy_connection(dsn: str, driver: str) -> Iterator[Caller]:
-    engine = alchemy.create_async_engine(with_driver(dsn, driver), poolclass=NullPool)
-    with asyncio.Runner() as loop:
-        connection = loop.run(started(engine.connect()))
-        yield Caller(
-            connection,
-            lambda text: loop.run(connection.execute(sqlalchemy.text(text))),
-            lambda: loop.run(connection.commit()),
-            lambda: loop.run(connection.rollback()),
-            loop.run,
-        )
-        loop.run(connection.close())
-        loop.run(engine.dispose())
-
-
-async def started(connection: alchemy.AsyncConnection) -> alchemy.AsyncConnection:
-    return await connection
-
-
-@contextmanager
-def asyncpg_connection(dsn: str, *, pooled: bool = False) -> Iterator[Caller]:
-    with asyncio.Runner() as loop:
-        pool = loop.run(started_pool(dsn)) if pooled else None
-        connection: Any = loop.run(acquired(pool)) if pool else loop.run(asyncpg.connect(dsn))
+        pool = loop.run(finished(asyncpg.create_pool(dsn, min_size=1, max_size=1))) if pooled else None
+        connection: Any = loop.run(finished(pool.acquire() if pool else asyncpg.connect(dsn)))
         block = connection.transaction()
         loop.run(block.start())
-        yield Caller(
-            connection,
-            lambda text: loop.run(connection.execute(text)),
-            lambda: loop.run(block.commit()),
-            lambda: loop.run(block.rollback()),
-            loop.run,
-        )
+        yield Caller(connection, connection, block, loop.run)
+        loop.run(finished(pool.release(connection)) if pool else connection.close())
         if pool:
-            loop.run(pool.release(connection))
             loop.run(pool.close())
-        else:
-            loop.run(connection.close())
 
 
-async def started_pool(dsn: str) -> Any:
-    return await asyncpg.create_pool(dsn, min_size=1, max_size=1)
+async def finished(waiting: Awaitable[Any]) -> Any:
+    return await waiting
 
 
-async def acquired(pool: Any) -> Any:
-    return await pool.acquire()
+def with_driver(dsn: str, name: str) -> str:
+    return dsn.replace("postgresql://", f"postgresql+{name}://")
 
 
-def asyncpg_pool(dsn: str) -> AbstractContextManager[Caller]:
-    return asyncpg_connection(dsn, pooled=True)
+def scoped_session(engine: sqlalchemy.Engine) -> Any:
+    return orm.scoped_session(orm.sessionmaker(engine))
 
 
-def with_driver(dsn: str, driver: str) -> str:
-    return dsn.replace("postgresql://", f"postgresql+{driver}://")
+def async_scoped_session(engine: alchemy.AsyncEngine) -> Any:
+    return alchemy.async_scoped_session(alchemy.async_sessionmaker(engine), lambda: None)
 
 
 CALLERS: dict[str, Begin] = {
-    "psycopg": psycopg_connection,
-    "psycopg cursor": psycopg_cursor,
-    "psycopg2": psycopg2_connection,
-    "psycopg2 cursor": psycopg2_cursor,
-    "SQLAlchemy Session, psycopg": session,
-    "SQLAlchemy Session, psycopg2": lambda dsn: session(dsn, "psycopg2"),
-    "SQLAlchemy scoped_session": lambda dsn: session(dsn, scoped=True),
-    "SQLAlchemy Connection, psycopg": alchemy_connection,
-    "SQLAlchemy Connection, psycopg2": lambda dsn: alchemy_connection(dsn, "psycopg2"),
-    "Django connection": django_connection,
-    "Django connections": django_connections,
-    "psycopg awaited": awaited_psycopg,
-    "psycopg awaited cursor": awaited_psycopg_cursor,
-    "SQLAlchemy AsyncSession, psycopg": lambda dsn: awaited_session(dsn, "psycopg"),
-    "SQLAlchemy AsyncSession, asyncpg": lambda dsn: awaited_session(dsn, "asyncpg"),
-    "SQLAlchemy async_scoped_session": lambda dsn: awaited_session(dsn, "asyncpg", scoped=True),
-    "SQLAlchemy AsyncConnection, psycopg": lambda dsn: awaited_alchemy_connection(dsn, "psycopg"),
-    "SQLAlchemy AsyncConnection, asyncpg": lambda dsn: awaited_alchemy_connection(dsn, "asyncpg"),
-    "asyncpg": asyncpg_connection,
-    "asyncpg pool": asyncpg_pool,
+    "psycopg": partial(driver, psycopg.connect),
+    "psycopg cursor": partial(driver, psycopg.connect, cursor=True),
+    "psycopg2": partial(driver, psycopg2.connect),
+    "psycopg2 cursor": partial(driver, psycopg2.connect, cursor=True),
+    "SQLAlchemy Session, psycopg": partial(with_alchemy, orm.Session, "psycopg"),
+    "SQLAlchemy Session, psycopg2": partial(with_alchemy, orm.Session, "psycopg2"),
+    "SQLAlchemy scoped_session": partial(with_alchemy, scoped_session, "psycopg"),
+    "SQLAlchemy Connection, psycopg": partial(with_alchemy, sqlalchemy.Engine.connect, "psycopg"),
+    "SQLAlchemy Connection, psycopg2": partial(with_alchemy, sqlalchemy.Engine.connect, "psycopg2"),
+    "Django connection": partial(django_connection, lambda: django.db.connection),
+    "Django connections": partial(django_connection, lambda: connections["default"]),
+    "psycopg awaited": partial(driver, psycopg.AsyncConnection.connect, awaited=True),
+    "psycopg awaited cursor": partial(driver, psycopg.AsyncConnection.connect, cursor=True, awaited=True),
+    "SQLAlchemy AsyncSession, psycopg": partial(with_alchemy, alchemy.AsyncSession, "psycopg", awaited=True),
+    "SQLAlchemy AsyncSession, asyncpg": partial(with_alchemy, alchemy.AsyncSession, "asyncpg", awaited=True),
+    "SQLAlchemy async_scoped_session": partial(with_alchemy, async_scoped_session, "asyncpg", awaited=True),
+    "SQLAlchemy AsyncConnection, psycopg": partial(with_alchemy, alchemy.AsyncEngine.connect, "psycopg", awaited=True),
+    "SQLAlchemy AsyncConnection, asyncpg": partial(with_alchemy, alchemy.AsyncEngine.connect, "asyncpg", awaited=True),
+    "asyncpg": awaited_asyncpg,
+    "asyncpg pool": partial(awaited_asyncpg, pooled=True),
 }

@@ -2,10 +2,17 @@
 
 import json
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bartleby.surfaces.cli import main
 
 PROGRAM = [sys.executable, "-c", "from bartleby.surfaces.cli import main; main()"]
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202eevil\r\b"
@@ -30,6 +37,24 @@ def checked(code: int, out: bytes, err: bytes) -> Done:
     assert "Traceback" not in done.err, done.err
     assert not STEERING & set(done.out + done.err)
     return done
+
+
+@contextmanager
+def terminal(dsn: str) -> Iterator[Callable[..., Done]]:
+    """Run the command line as `main` does, in this process, against a database."""
+    kept = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def run(*words: str, stdin: str | bytes = "", address: str | None = dsn) -> Done:
+            patch.setattr(sys, "argv", ["bartleby", *words])
+            patch.setenv("BARTLEBY_DSN", address or "")
+            with CliRunner().isolation(input=stdin) as (out, err, _), pytest.raises(SystemExit) as end:
+                main()
+            code = end.value.code
+            return checked(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+
+        yield run
+    signal.signal(signal.SIGTERM, kept)
 
 
 def check_refusals(run: Callable[..., Done], rows: Iterable[tuple[Sequence[str], int, str]]) -> None:

@@ -1,14 +1,4 @@
-"""One private PostgreSQL per test process, and a pool of databases that are reset between tests.
-
-scratch   a directory for servers, fast and reachable for other accounts (session)
-server    the running server (session); BARTLEBY_PG_BIN chooses another PostgreSQL
-template  the name of a database with the SQL core in it, installed once (session)
-lent_database  a database of the pool, reset; with the mark own_database a copy of the template, dropped afterwards
-dsn       the address of that database
-conn      an autocommit connection to it
-connect   opens more connections to it, and closes them all at the end
-wait_for  waits until a condition holds; is_waiting says whether a session of the database waits for a lock
-"""
+"""One private PostgreSQL per test process, and a pool of databases that are reset between tests."""
 
 import base64
 import contextlib
@@ -18,7 +8,6 @@ import itertools
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +24,8 @@ from psycopg.rows import tuple_row
 
 from bartleby import dev
 from bench import pooler
+from tests.kit.sql import PSQL, SQL, psql
+from tests.kit.worker import until
 
 # Whoever starts the tests in the background has Ctrl-C ignored, and so would have every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,13 +34,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
 
-# What a worker of a test could not tell is nobody's evidence, unless the test says so.
-os.environ.setdefault("BARTLEBY_SPOOL", "off")
-
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 RESET = Path(__file__).with_name("reset.sql")
-INSTALL = Path(dev.__file__).parent / "sql" / "install.sql"
 SETTINGS = {
     "fsync": "off",
     "max_connections": "200",
@@ -185,19 +172,17 @@ class Database:
         return "" if found is None else str(found[0])
 
     def _end_sessions(self) -> None:
-        if self._conn is not None and not _is_idle(self._conn):
-            self._conn.close()
-        kept = -1 if self._conn is None or self._conn.closed else self._conn.info.backend_pid
+        conn, kept = self._conn, -1
+        if conn is not None and (conn.lock.locked() or conn.info.transaction_status != TransactionStatus.IDLE):
+            conn.close()
+        if conn is not None and not conn.closed:
+            kept = conn.info.backend_pid
         wait_for_sessions_to_end(self.admin, self.name, kept)
         others = "select pg_terminate_backend(pid, 30000) from pg_stat_activity where datname = %s and pid <> %s"
         self.admin.execute(others + " and backend_type = 'client backend'", [self.name, kept])
         open_ones = "select gid from pg_prepared_xacts where database = %s"
         for (gid,) in self.admin.execute(open_ones, [self.name]).fetchall():
             self.conn.execute(sql.SQL("rollback prepared {}").format(gid))
-
-
-def _is_idle(conn: Connection) -> bool:
-    return not conn.lock.locked() and conn.info.transaction_status == TransactionStatus.IDLE
 
 
 class Pool:
@@ -286,23 +271,14 @@ def conn(lent_database: Database) -> Connection:
 
 
 @pytest.fixture
-def wait_for() -> Callable[[Callable[[], object]], None]:
-    """Wait until something is so."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.005)
-
-    return wait
+def wait_for() -> Callable[[Callable[[], object]], object]:
+    return until
 
 
 @pytest.fixture
 def is_waiting(conn: Connection) -> Callable[[], bool]:
-    """Whether a session of this database waits for a lock."""
-
     def look() -> bool:
+        conn.execute("select pg_stat_clear_snapshot()")  # within a transaction the first look would be every look
         query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
         return conn.execute(query).rowcount > 0
 
@@ -336,13 +312,11 @@ def database_dsn(server: dev.Server, name: str) -> str:
 
 def install(dsn: str) -> None:
     """Install the SQL core as somebody with nothing but psql would; through Python where there is no psql."""
-    psql = shutil.which("psql", path=dev.find_binaries()) or shutil.which("psql")
-    if psql is None:
+    if PSQL is None:
         from bartleby import schema
 
         with psycopg.connect(dsn, autocommit=True) as connection:
             schema.install(connection)
         return
-    command = [psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-f", str(INSTALL), dsn]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = psql(dsn, file=SQL / "install.sql")
     assert done.returncode == 0, f"install.sql failed:\n{done.stderr}"

@@ -1,21 +1,18 @@
 """A demo for tests: started in a pipe or on a terminal, and a check that nothing of it is left."""
 
 import contextlib
-import fcntl
 import os
-import re
 import shutil
 import signal
-import struct
 import subprocess
 import tempfile
-import termios
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.kit.commands import PROGRAM
+from tests.kit.screen import CTRL_C, Screen
+from tests.kit.worker import until
 
 
 @contextmanager
@@ -74,60 +71,17 @@ def processes(folder: Path) -> set[int]:
 def nothing_is_left(folder: Path) -> None:
     assert list(folder.iterdir()) == []
     # a killed process is visible until its parent, which may be init, has reaped it
-    deadline = time.monotonic() + 20
-    while processes(folder) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert processes(folder) == set()
+    until(lambda: not processes(folder))
 
 
-class Terminal:
-    """The demo on a pseudo terminal, with everything that it has written."""
+class Terminal(Screen):
+    """The demo on a pseudo terminal."""
 
     def __init__(self, folder: Path, *words: str) -> None:
-        self._master, slave = os.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.process = subprocess.Popen(
-            [*PROGRAM, "demo", *words],
-            env=environment(folder),
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - Ctrl-C needs it
-        )
-        os.close(slave)
-        self.shown = ""
-
-    def wait_for(self, text: str) -> str:
-        while text not in self.shown:
-            self.shown += self._read()
-        return self.shown
-
-    def press(self, key: str) -> None:
-        os.write(self._master, key.encode())
+        super().__init__("demo", *words, environment=environment(folder))
 
     def press_ctrl_c(self) -> str:
-        self.press("\x03")
-        try:
-            while True:
-                self.shown += self._read()
-        except EOFError:
-            os.close(self._master)
-        self.process.wait(timeout=60)
+        """End it; return everything that it has written."""
+        self.press(CTRL_C)
+        self.end()
         return self.shown
-
-    def _read(self) -> str:
-        try:
-            part = os.read(self._master, 65536)
-        except OSError:
-            part = b""
-        if not part:
-            raise EOFError(self.shown)
-        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", part.decode(errors="replace"))
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

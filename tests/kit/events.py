@@ -54,7 +54,6 @@ def report(conn: Connection, published: int = 0, failures: int = 0, error: str |
 
 
 def refuse(conn: Connection, told: list[Row], sink: str = "bus") -> int:
-    """Record that the sink refused these events."""
     refusals = [{"id": each["id"], "error_type": "Refused", "error": "too large", "worker": "relay-1"} for each in told]
     return int(value(conn, "select bartleby.refuse_events(%s, %s)", sink, Jsonb(refusals)))
 
@@ -94,6 +93,5 @@ def about(told: list[Row], message: int) -> list[tuple[str, str, int]]:
 
 
 def audited(conn: Connection, like: str = "sink.%") -> list[Row]:
-    return rows(
-        conn, "select action, subject, actor, reason, before, after from bartleby.audit_log where action like %s", like
-    )
+    query = "select action, subject, actor, reason, before, after from bartleby.audit_log where action like %s"
+    return rows(conn, query, like)

@@ -80,15 +80,12 @@ User.objects.create_user("eve", password="open sesame")
 
 
 def examples() -> dict[str, str]:
-    """Return the examples of the page by their file names."""
     found = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return dict(found)
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A running server."""
-
     port: int
     process: subprocess.Popen[str]
 
@@ -104,7 +101,6 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(dsn: str, folder: Path, app: str, *more: str, **environment: str) -> Iterator[Serving]:
-    """Serve an application of this folder with uvicorn."""
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", SERVE, app, *more],
         cwd=folder,
@@ -123,18 +119,12 @@ def serving(dsn: str, folder: Path, app: str, *more: str, **environment: str) ->
 
 
 def django_project(folder: Path) -> None:
-    """Create a Django project with three users."""
     shop = folder / "shop"
     shop.mkdir()
     for name, text in {"__init__": "", "settings": SETTINGS, "urls": URLS}.items():
         (shop / f"{name}.py").write_text(text)
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop.settings"}
     subprocess.run([sys.executable, "-c", PEOPLE], cwd=folder, env=environment, check=True, timeout=60)
-
-
-def links(text: str) -> set[str]:
-    """Return every address in a page that leaves the page."""
-    return {link for each in LINK.findall(text) if not (link := unescape(each)).startswith("#") and link}
 
 
 def walk(visitor: Any, prefix: str, **headers: str) -> set[str]:
@@ -149,7 +139,8 @@ def walk(visitor: Any, prefix: str, **headers: str) -> set[str]:
             continue
         whole = "<html" in answer.text  # the rest are parts of pages
         assert not whole or f'data-root="{prefix}"' in answer.text, "scripts would use another address"
-        inside = {each for each in links(answer.text) if not each.startswith("?")}
+        found = {unescape(each) for each in LINK.findall(answer.text)}
+        inside = {each for each in found if each and each[0] not in "#?"}
         assert [each for each in inside if not f"{each}/".startswith(f"{prefix}/")] == [], path
         posted = {each for each in inside if f'action="{each}"' in answer.text}
         waiting |= {each.partition("#")[0] for each in inside - posted if "/live" not in each}
@@ -189,16 +180,13 @@ def proxy(port: int, *, strips: bool, forwards: bool = True) -> Iterator[int]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Passing)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Passing) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
 
 
 def cookie_of(answer: Any, name: str) -> tuple[str, Mapping[str, str]]:

@@ -8,29 +8,18 @@ from psycopg.types.json import Jsonb
 from tests.kit.sql import Connection, Row, column, row, rows, value
 
 JSON = {"headers", "payload", "edited", "failure_history"}
-USUAL = {
-    "queue": 1,
-    "status": "dead",
-    "reason": "exhausted",
-    "attempts": 1,
-    "crashes": 0,
-    "cycle": 1,
-    "worker": "w",
-    "payload": None,
-}
+USUAL = {"queue": 1, "status": "dead", "reason": "exhausted", "attempts": 1, "crashes": 0, "cycle": 1, "worker": "w"}
 
 
 def letter(conn: Connection, ago: float = 0, changed_ago: float | None = None, **columns: Any) -> int:
     """Write a letter that died some seconds ago, and return its id; its group is found as for any other."""
-    given = {**USUAL, **columns}
+    given = {**USUAL, "payload": None, **columns}
     given.setdefault("message_id", value(conn, "select nextval('bartleby.message_id')"))
-    died = value(conn, "select bartleby.clock() - make_interval(secs => %s)", float(ago))
+    before = "select bartleby.clock() - make_interval(secs => %s)"
+    died = value(conn, before, float(ago))
     for name in ("created_at", "first_failed_at", "dead_at"):
         given.setdefault(name, died)
-    changed = died if changed_ago is None else value(
-        conn, "select bartleby.clock() - make_interval(secs => %s)", float(changed_ago)
-    )  # fmt: skip
-    given.setdefault("status_at", changed)
+    given.setdefault("status_at", died if changed_ago is None else value(conn, before, float(changed_ago)))
     given = {name: Jsonb(found) if name in JSON and found is not None else found for name, found in given.items()}
     insert = sql.SQL("insert into bartleby.dead_letter ({}) values ({}) returning message_id").format(
         sql.SQL(", ").join(map(sql.Identifier, given)), sql.SQL(", ").join(sql.Placeholder() * len(given))

@@ -4,7 +4,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from tests.kit import sql
+from tests.kit import plans, sql
 from tests.kit.events import NOT_TOLD
 from tests.kit.sql import Claim, Connection, Row, column, rows, value
 
@@ -16,7 +16,6 @@ def attach(conn: Connection, queue: str = QUEUE, *, sibling: bool = True, **poli
 
 
 def made(conn: Connection, **policy: Any) -> None:
-    """A queue of pgmq, attached."""
     conn.execute("select pgmq.create(%s)", [QUEUE])
     attach(conn, **({"backoff": "none"} | policy))
 
@@ -80,10 +79,7 @@ def replay(conn: Connection, *ids: int) -> None:
 
 
 def replay_by_plan(conn: Connection, *ids: int, **options: Any) -> None:
-    """Make a plan, start it, and take its first step."""
-    query = "select bartleby.plan_replay(null, 'ann', 'fixed', p_ids => %s, p_options => %s)"
-    plan = value(conn, query, list(ids), Jsonb(options))
-    conn.execute("select bartleby.start_replay(%s, 'ann', 'fixed')", [plan])
+    plans.started(conn, list(ids), **options)
     step(conn)
 
 

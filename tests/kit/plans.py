@@ -1,10 +1,11 @@
 """Plans as a test wants them: letters that died, plans of them, steps, outcomes, and what must always add up."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from tests.kit.sql import Claim, Connection, Row, ack, claim, column, fail_all, row, rows, send, send_count, value
+from tests.kit.sql import Claim, Connection, Row, ack, claim, column, fail, fail_all, row, rows, send, send_count, value
 
 NOT_COUNTED = """
 select queue, group_id, status, sum(letters)::int as off from (
@@ -51,7 +52,6 @@ def die(conn: Connection, count: int = 1, queue: str = "q", **failure: Any) -> l
 
 
 def die_of(conn: Connection, payload: Any, queue: str = "q", failure: Row | None = None, **options: Any) -> int:
-    """One new message, dead."""
     sent = send(conn, payload, queue, **options)
     bury(conn, claim(conn, 1, queue), **(failure or {}))
     return sent
@@ -63,16 +63,9 @@ def bury(conn: Connection, claimed: Claim, **failure: Any) -> None:
 
 
 def plan(conn: Connection, what: str | list[int], actor: str = "ann", **options: Any) -> int:
-    return int(
-        value(
-            conn,
-            "select bartleby.plan_replay(%s, %s, 'fixed', p_ids => %s, p_options => %s)",
-            what if isinstance(what, str) else None,
-            actor,
-            what if isinstance(what, list) else None,
-            Jsonb(options),
-        )
-    )
+    query = "select bartleby.plan_replay(%s, %s, 'fixed', p_ids => %s, p_options => %s)"
+    text, ids = (what, None) if isinstance(what, str) else (None, what)
+    return int(value(conn, query, text, actor, ids, Jsonb(options)))
 
 
 def start(conn: Connection, replay: int, **arguments: Any) -> int:
@@ -120,10 +113,7 @@ def letter_of(conn: Connection, number: int) -> Row:
 
 
 def statuses(conn: Connection) -> dict[int, str]:
-    return {
-        found["message_id"]: found["status"]
-        for found in rows(conn, "select message_id, status from bartleby.dead_letters order by message_id")
-    }
+    return dict(conn.execute("select message_id, status from bartleby.dead_letters order by message_id").fetchall())
 
 
 def work_all(conn: Connection, queue: str = "q") -> list[int]:
@@ -155,7 +145,19 @@ def change(conn: Connection, verb: str, *ids: int, actor: str = "ben", **argumen
 
 def events(conn: Connection, kind: str) -> list[Row]:
     """What was told of that kind, oldest first: the data of each event."""
-    return [
-        found["data"]
-        for found in rows(conn, "select data from bartleby.events where type = %s order by id", f"io.bartleby.{kind}")
-    ]
+    return column(conn, "select data from bartleby.events where type = %s order by id", f"io.bartleby.{kind}")
+
+
+def group(conn: Connection, fingerprint: str = "f") -> Row:
+    return row(conn, "select * from bartleby.groups where fingerprint = %s", fingerprint)
+
+
+def bury_each(conn: Connection, claimed: Claim, fingerprints: Iterable[str], **failure: Any) -> list[Row]:
+    """One failure for each message, in this order of fingerprints."""
+    failures = zip(claimed.positions, fingerprints, strict=True)
+    usual = {"verdict": "dead", **failure}
+    return fail(conn, claimed.lease, *({"position": at, "fingerprint": each, **usual} for at, each in failures))
+
+
+def tally(conn: Connection, limit: int = 10000) -> int:
+    return int(value(conn, "select bartleby.tally(%s)", limit))

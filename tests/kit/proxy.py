@@ -9,7 +9,6 @@ import contextlib
 import selectors
 import socket
 import threading
-from collections.abc import Iterator
 
 
 class Proxy:
@@ -28,7 +27,6 @@ class Proxy:
         self._thread.start()
 
     def dsn(self, direct: str) -> str:
-        """Return a connection string through this proxy."""
         before, _, after = direct.rpartition("@")
         return f"{before}@127.0.0.1:{self.port}/{after.partition('/')[2]}"
 
@@ -96,10 +94,5 @@ class Proxy:
             each.close()
 
 
-@contextlib.contextmanager
-def proxied(port: int) -> Iterator[Proxy]:
-    proxy = Proxy(port)
-    try:
-        yield proxy
-    finally:
-        proxy.close()
+def proxied(port: int) -> contextlib.closing[Proxy]:
+    return contextlib.closing(Proxy(port))

@@ -2,12 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
-import psycopg
-
-from tests.kit.sql import Connection
+from tests.kit.sql import Connection, refused
 
 Refusal = tuple[str, Callable[[], object], str, str]
 
@@ -25,20 +22,9 @@ def check_refusals(refusals: Iterable[Refusal]) -> None:
             call()
 
 
-def check_refused_queries(conn: Connection, sqlstate: str, words: str, *queries: str) -> None:
-    """Each query is refused with this SQLSTATE and says these words."""
-    check_refusals((query, partial(conn.execute, query.encode()), sqlstate, words) for query in queries)
-
-
 @contextmanager
 def refused_row(name: object, sqlstate: str, word: str = "") -> Iterator[None]:
     """The block fails with this SQLSTATE, and the word is in the message, which is never long."""
-    caught = None
-    try:
+    with refused(sqlstate, word, row=name) as caught:
         yield
-    except psycopg.Error as error:
-        caught = error
-    assert caught is not None, f"not refused: {name}"
-    assert caught.sqlstate == sqlstate, f"{name}: {caught.sqlstate} {caught}"
-    assert word in str(caught), f"{name}: {caught}"
-    assert len(str(caught)) < 1000, f"{name}: the message has {len(str(caught))} characters"
+    assert len(str(caught.value)) < 1000, f"{name}: the message has {len(str(caught.value))} characters"

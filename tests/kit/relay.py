@@ -1,24 +1,17 @@
-"""Relays for tests: in a thread of the test's own process, with sinks that do as the test says.
-
-Bus               a sink in this process: what it got, and what it answers
-relaying(…)       a Relay in a thread, whose sinks are buses by their names
-die(client, …)    dead letters, which are what events are made of
-"""
+"""Relays for tests: in a thread of the test's own process, with sinks that do as the test says."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 from unittest import mock
 
 from bartleby import Client, Failure, relay
 from bartleby.config import Settings
 from bartleby.events import Sink
 from bartleby.relay import Relay
+from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Event, Failed, Outcome, Published
 from tests.kit.worker import Running
-
-if TYPE_CHECKING:
-    from bartleby.worker import Worker
 
 ANA: dict[str, Any] = {"actor": "ana", "reason": "so it is"}
 
@@ -43,12 +36,8 @@ class Bus:
     async def publish(self, events: Sequence[Event]) -> list[Outcome]:
         self.tried.append([each["id"] for each in events])
         assert len({each["subject"] for each in events}) == len(events)
-        outcomes: list[Outcome] = []
-        for each in events:
-            outcome = self._one(each)
-            if isinstance(outcome, Published):
-                self.events.append(dict(each))
-            outcomes.append(outcome)
+        outcomes = [self._one(each) for each in events]
+        self.events += [dict(e) for e, outcome in zip(events, outcomes, strict=True) if isinstance(outcome, Published)]
         return outcomes
 
     def _one(self, event: Event) -> Outcome:
@@ -60,39 +49,24 @@ class Bus:
         self.closed += 1
 
 
-def opening(buses: Mapping[str, Any]) -> Callable[[str, Mapping[str, Any], float], Any]:
-    """Return what opens them, by their option `name`."""
+@contextlib.contextmanager
+def relaying(dsn: str, buses: Mapping[str, Any] | None = None, **options: Any) -> Iterator[Running]:
+    """Run a relay, with its own sinks or with these buses, by their option `name`."""
 
-    def open_one(_kind: str, options: Mapping[str, Any], _timeout: float) -> Any:
-        found = buses[options["name"]]
+    def open_one(kind: str, given: Mapping[str, Any], timeout: float) -> Any:
+        if buses is None:
+            return open_publisher(kind, given, timeout)
+        found = buses[given["name"]]
         if isinstance(found, BaseException):
             raise found
         return found
 
-    return open_one
-
-
-@contextlib.contextmanager
-def relaying(dsn: str, buses: Mapping[str, Any], **options: Any) -> Iterator[Running]:
-    """Run a relay; at the end it is stopped like by two SIGTERM."""
-    settings = Settings(dsn=dsn, spool="off")
-    with mock.patch.object(relay, "open_publisher", opening(buses)):
-        made = Relay(settings, **{"look": 0.1, "poll": 0.05, **options})
-        running = Running(cast("Worker", made))
-        try:
-            yield running
-        finally:
-            if running.thread.is_alive():
-                running.stop()
-                running.stop()
-            running.thread.join(30)
-    assert not running.thread.is_alive(), "the relay does not end"
-    if running.error is not None:
-        raise running.error
+    made = Relay(Settings(dsn=dsn), **{"look": 0.1, "poll": 0.05, **options})
+    with mock.patch.object(relay, "open_publisher", open_one), Running(made) as running:
+        yield running
 
 
 def add(client: Client, name: str = "bus", **settings: Any) -> None:
-    """Add a sink that is a bus of this process."""
     client.put_sink(name, "log", {"options": {"name": name}, "delay": 0.05, **settings}, **ANA)
 
 
@@ -107,16 +81,6 @@ def die(client: Client, count: int = 1, queue: str = "orders", **failure: Any) -
     return died
 
 
-def die_together(client: Client, payloads: Sequence[object]) -> list[int]:
-    """Let messages die in one transaction: one event row stands for all of them."""
-    sent = client.send_many("orders", [{"payload": payload} for payload in payloads])
-    lease = client.claim("orders", "web-1", limit=len(payloads))
-    assert lease is not None
-    client.fail(lease.id, [Failure(each.position, "KeyError", "'x'", verdict="dead") for each in lease.messages])
-    return list(sent)
-
-
 def sink(client: Client, name: str = "bus") -> Sink:
-    """Return the current state of a sink."""
     [found] = [each for each in client.sinks() if each.name == name]
     return found

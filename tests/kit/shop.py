@@ -1,5 +1,7 @@
 """A shop in trouble, for pages to show: several bugs, a storm, a paused queue, plans, and an operator at work."""
 
+from typing import Any
+
 from bartleby import Client, Failure
 from tests.kit.clock import Clock
 
@@ -18,51 +20,31 @@ TIMEOUT = "no answer from payments.example.com:443 within 5 s"
 
 
 def bury(
-    client: Client,
-    queue: str,
-    payloads: list[object],
-    *,
-    kind: str,
-    error: str,
-    trace: str | None = TRACE,
-    key: str | None = None,
-    version: str = "2.4.0",
-    retries: int = 0,
-) -> list[int]:
+    client: Client, queue: str, payloads: list[object], *, kind: str, error: str, trace: str | None = TRACE,
+    key: str | None = None, version: str = "2.4.0", retries: int = 0,
+) -> list[int]:  # fmt: skip
     """Send messages and let them die of the same error, after some retries."""
-    sent = []
-    for number, payload in enumerate(payloads):
-        message: dict[str, object] = {"payload": payload, "headers": {"tenant": "acme", "authorization": "Bearer x1"}}
-        if key is not None:
-            message["key"] = f"{key}-{number + 8800}"
-        sent += [int(each) for each in client.send_many(queue, [message])]
+    headers = {"tenant": "acme", "authorization": "Bearer x1"}
+    sent = [
+        int(client.send(queue, payload, headers=headers, key=None if key is None else f"{key}-{number}"))
+        for number, payload in enumerate(payloads, 8800)
+    ]
+    same: dict[str, Any] = {
+        "traceback": trace,
+        "fingerprint": f"{queue} {kind} {error[:12]}",
+        "worker_version": version,
+    }
+    retried: dict[str, Any] = {"verdict": "retry", "delay": 0.0, "rule": "retry: exponential"}
+    dead: dict[str, Any] = {"verdict": "dead", "rule": "terminal: KeyError"}
     for attempt in range(retries + 1):
-        lease = client.claim(queue, "worker-7.eu:4711", limit=500)
-        if lease:
-            verdict = "dead" if attempt == retries else "retry"
-            client.fail(
-                lease.id,
-                [
-                    Failure(
-                        each.position,
-                        kind,
-                        error if verdict == "dead" else "connection reset by peer",
-                        traceback=trace,
-                        fingerprint=f"{queue} {kind} {error[:12]}",
-                        verdict=verdict,
-                        delay=0.0 if verdict == "retry" else None,
-                        rule="terminal: KeyError" if verdict == "dead" else "retry: exponential",
-                        worker_version=version,
-                        handler=queue,
-                    )
-                    for each in lease
-                ],
-            )
+        text, ruling = (error, dead) if attempt == retries else ("connection reset by peer", retried)
+        if lease := client.claim(queue, "worker-7.eu:4711", limit=500):
+            failures = [Failure(each.position, kind, text, handler=queue, **same, **ruling) for each in lease]
+            client.fail(lease.id, failures)
     return sent
 
 
 def work(client: Client) -> None:
-    """Report two workers."""
     for number, doing in enumerate(("orders", "billing")):
         client.report_worker(
             f"worker-{number}.eu", version="2.4.0", queues=[doing], host=f"node-{number}", pid=4711, concurrency=8,

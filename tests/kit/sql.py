@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, LiteralString
@@ -17,12 +17,16 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from bartleby import dev
+from tests.kit.worker import until
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[..., Connection]
 Row = dict[str, Any]
 
 SQL = Path(dev.__file__).parent / "sql"
+PSQL = shutil.which("psql", path=dev.find_binaries()) or shutil.which("psql")
+NO_WAIT = "-c statement_timeout=60s"
+"""Options of a session that must not wait for another one."""
 ROLES = ("bartleby_producer", "bartleby_worker", "bartleby_reader", "bartleby_operator", "bartleby_relay")
 
 
@@ -82,19 +86,12 @@ def send(conn: Connection, payload: Any = None, queue: str = "q", **options: Any
 
 def send_count(conn: Connection, count: int, queue: str = "q") -> list[int]:
     """Send that many messages, whose payloads are 1, 2, 3 …"""
-    return column(
-        conn,
-        "select bartleby.send_many(%s, (select jsonb_agg(jsonb_build_object('payload', n))"
-        " from generate_series(1, %s) n))",
-        queue,
-        count,
-    )
+    messages = "select jsonb_agg(jsonb_build_object('payload', n)) from generate_series(1, %s) n"
+    return column(conn, f"select bartleby.send_many(%s, ({messages}))", queue, count)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The messages of one claim."""
-
     messages: list[Row]
 
     @property
@@ -153,6 +150,12 @@ def stats(conn: Connection, queue: str = "q") -> Row:
     return row(conn, "select * from bartleby.queues where name = %s", queue)
 
 
+def last_line(conn: Connection) -> Row:
+    """The last line of the audit log."""
+    columns = "actor, action, subject, reason, request_id, before, after"
+    return row(conn, f"select {columns} from bartleby.audit_log order by id desc limit 1")
+
+
 def drain(conn: Connection, queue: str = "q", limit: int = 10000) -> list[Any]:
     """Claim and ack until nothing comes; return the payloads."""
     found: list[Any] = []
@@ -164,19 +167,8 @@ def drain(conn: Connection, queue: str = "q", limit: int = 10000) -> list[Any]:
 
 def snapshot_of_everything(conn: Connection) -> dict[str, list[Any]]:
     """Every row that a settlement could change."""
-    tables = (
-        "lease",
-        "deferred",
-        "attempt",
-        "dead_letter",
-        "log",
-        "queue",
-        "hole",
-        "unique_key",
-        "breaker",
-        "event",
-        "sink",
-    )
+    tables = ["lease", "deferred", "attempt", "dead_letter", "log", "queue", "hole"]
+    tables += ["unique_key", "breaker", "event", "sink"]
     return {table: column(conn, f"select t::text from bartleby.{table} t order by 1") for table in tables}
 
 
@@ -214,41 +206,36 @@ class Waiting:
 
 
 @contextmanager
+def under_way(
+    conn: Connection, work: Callable[[Connection], Any], waits: Callable[[Waiting], object]
+) -> Iterator[Waiting]:
+    """Run `work` in another thread and continue once it waits."""
+    running = Waiting(conn, work)
+
+    def seen() -> object:
+        found = waits(running)
+        assert found or not running.future.done(), f"it did not wait: {running.future}"
+        return found
+
+    until(seen)
+    yield running
+    running.thread.join(30)
+    assert not running.thread.is_alive(), "it still waits"
+
+
 def waiting(
     observer: Connection, conn: Connection, work: Callable[[Connection], Any], *, for_whom: Connection
-) -> Iterator[Waiting]:
+) -> AbstractContextManager[Waiting]:
     """Run `work` in another thread and continue once the server reports that it waits for `for_whom`."""
-    under_way = Waiting(conn, work)
-    blocker = for_whom.info.backend_pid
-    await_true(
-        lambda: blocker in value(observer, "select pg_blocking_pids(%s)", under_way.pid),
-        unless=under_way.future.done,
-        otherwise=lambda: f"it did not wait: {under_way.future}",
-    )
-    yield under_way
-    under_way.thread.join(30)
-    assert not under_way.thread.is_alive(), "it still waits"
-
-
-def await_true(
-    condition: Callable[[], object],
-    unless: Callable[[], object] = lambda: False,
-    otherwise: Callable[[], str] = lambda: "it did not come true",
-    seconds: float = 30,
-) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert not unless(), otherwise()
-        assert time.monotonic() < deadline, otherwise()
-        time.sleep(0.002)
+    blocker, query = for_whom.info.backend_pid, "select pg_blocking_pids(%s)"
+    return under_way(conn, work, lambda running: blocker in value(observer, query, running.pid))
 
 
 def psql(dsn: str, *arguments: str, file: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run psql; the SQLSTATE of an error is in its stderr."""
-    program = shutil.which("psql", path=dev.find_binaries()) or shutil.which("psql")
-    if program is None:
+    if PSQL is None:
         pytest.skip("there is no psql on this machine")
-    command = [program, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=verbose", *arguments]
+    command = [PSQL, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=verbose", *arguments]
     if file is not None:
         command += ["-1", "-f", str(file)]
     return subprocess.run([*command, dsn], capture_output=True, text=True, check=False)

@@ -1,12 +1,14 @@
 """Every way to run calls, with one interface for tests: all verbs are plain functions."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import psycopg
+from psycopg.rows import dict_row
 
 from bartleby import AsyncClient, Client
 from bartleby.client import AsyncRunner, Runner
@@ -32,9 +34,9 @@ class Way:
 
 
 class Plain:
-    """The verbs of an asynchronous client as plain functions."""
+    """The verbs of a client as plain functions."""
 
-    def __init__(self, runner: AsyncRunner, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+    def __init__(self, runner: Runner | AsyncRunner, run: Callable[[Any], Any]) -> None:
         self._runner = runner
         self._run = run
 
@@ -43,70 +45,36 @@ class Plain:
 
 
 @contextmanager
-def plain_client(dsn: str, *, using: bool = False) -> Iterator[Way]:
-    opened: list[psycopg.Connection[Any]] = []
-
-    def begin(*, autocommit: bool = False) -> Transaction:
-        connection = psycopg.connect(dsn, autocommit=autocommit)
-        opened.append(connection)
-        return Transaction(
-            client.using(connection),
-            lambda text: connection.execute(text.encode()).fetchall(),
-            connection.commit,
-            connection.rollback,
-        )
-
-    with Client(dsn) as client:
-        api = begin(autocommit=True).api if using else client
-        yield Way(api, begin, own_transactions=not using)
-        for connection in opened:
-            connection.close()
-
-
-@contextmanager
-def awaited_client(dsn: str, *, using: bool = False) -> Iterator[Way]:
-    opened: list[psycopg.AsyncConnection[Any]] = []
+def opened_way(dsn: str, *, awaited: bool = False, using: bool = False) -> Iterator[Way]:
+    """A client, or one that is `using` a connection with rows of another shape."""
+    connections: list[Any] = []
     with asyncio.Runner() as loop:
+        run: Callable[[Any], Any] = loop.run if awaited else lambda found: found
+        connect: Callable[..., Any] = psycopg.AsyncConnection.connect if awaited else psycopg.connect
+        client: Any = AsyncClient(dsn) if awaited else Client(dsn)
 
-        def begin(*, autocommit: bool = False) -> Transaction:
-            connection = loop.run(psycopg.AsyncConnection.connect(dsn, autocommit=autocommit))
-            opened.append(connection)
-
-            async def query(text: str) -> Any:
-                return await (await connection.execute(text.encode())).fetchall()
-
+        def begin(**options: Any) -> Transaction:
+            connection = run(connect(dsn, **options))
+            connections.append(connection)
             return Transaction(
-                cast("Runner", Plain(client.using(connection), loop.run)),
-                lambda text: loop.run(query(text)),
-                lambda: loop.run(connection.commit()),
-                lambda: loop.run(connection.rollback()),
+                cast("Runner", Plain(client.using(connection), run)),
+                lambda text: run(run(connection.execute(text.encode())).fetchall()),
+                lambda: run(connection.commit()),
+                lambda: run(connection.rollback()),
             )
 
-        client = AsyncClient(dsn)
-        api = begin(autocommit=True).api if using else cast("Runner", Plain(client, loop.run))
+        api = begin(autocommit=True, row_factory=dict_row).api if using else cast("Runner", Plain(client, run))
         yield Way(api, begin, own_transactions=not using)
-        for connection in opened:
-            loop.run(connection.close())
-        loop.run(client.close())
+        assert not using or connections[0].row_factory is dict_row
+        for each in (*connections, client):
+            run(each.close())
 
 
-@contextmanager
-def plain_using(dsn: str) -> Iterator[Way]:
-    with plain_client(dsn, using=True) as way:
-        yield way
-
-
-@contextmanager
-def awaited_using(dsn: str) -> Iterator[Way]:
-    with awaited_client(dsn, using=True) as way:
-        yield way
-
-
-WAYS = {
-    "Client": plain_client,
-    "AsyncClient": awaited_client,
-    "Client.using": plain_using,
-    "AsyncClient.using": awaited_using,
-    "Client through pgbouncer": plain_client,
-    "AsyncClient through pgbouncer": awaited_client,
+WAYS: dict[str, Callable[[str], AbstractContextManager[Way]]] = {
+    "Client": opened_way,
+    "AsyncClient": partial(opened_way, awaited=True),
+    "Client.using": partial(opened_way, using=True),
+    "AsyncClient.using": partial(opened_way, awaited=True, using=True),
+    "Client through pgbouncer": opened_way,
+    "AsyncClient through pgbouncer": partial(opened_way, awaited=True),
 }

@@ -1,21 +1,11 @@
-"""Workers for tests: in a thread of the test's own process, or as `python -m bartleby work` with an app file.
-
-working(app)      a Worker in a thread; stopped at the end, and its error is raised
-drain(app)        a Worker that runs until there is nothing to do; returns its counts
-send_solo(app)    messages that have to run alone
-handler_of(body)  a handler, plain or async, that answers as a function does
-Gate              handlers that wait until the test opens the gate
-Told              the log records of the library, by event name
-Program           a `bartleby work` process: its lines, its exit code, its signals
-until(condition)  waits for a condition instead of for a time
-"""
+"""Workers for tests: in a thread of the test's own process, or as `python -m bartleby work` with an app file."""
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -46,7 +36,6 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 
 
 def until(condition: Callable[[], T], seconds: float = LONG, what: str = "") -> T:
-    """Return the first true value of a condition."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited in vain for {what or condition}"
@@ -55,7 +44,6 @@ def until(condition: Callable[[], T], seconds: float = LONG, what: str = "") -> 
 
 
 def present(value: T | None) -> T:
-    """Return a value that must be there."""
     assert value is not None
     return value
 
@@ -66,10 +54,10 @@ def numbered(count: int, first: int = 0) -> list[dict[str, Any]]:
 
 
 class Running:
-    """A worker in a thread."""
+    """A worker or relay in a thread; at the end of `with` it is stopped like by two SIGTERM, and its error raised."""
 
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+    def __init__(self, worker: Any) -> None:
+        self.worker: Worker = worker
         self.counts: Counter[str] | None = None
         self.error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -79,30 +67,38 @@ class Running:
         assert self._started.wait(LONG)
 
     def stop(self) -> None:
-        assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # it has ended
-            self._loop.call_soon_threadsafe(self.worker.stop)
+            present(self._loop).call_soon_threadsafe(self.worker.stop)
 
     def wait_for_loop(self) -> None:
         """Wait until the worker's loop has run what was scheduled before, such as a stop."""
-        assert self._loop is not None
         turned = threading.Event()
-        self._loop.call_soon_threadsafe(turned.set)
+        present(self._loop).call_soon_threadsafe(turned.set)
         assert turned.wait(LONG)
 
-    def join(self, seconds: float = LONG) -> Counter[str]:
-        """Wait for the end; return what was done."""
-        self.thread.join(seconds)
-        assert not self.thread.is_alive(), "the worker does not end"
+    def join(self) -> Counter[str]:
+        self.thread.join(LONG)
+        assert not self.thread.is_alive(), "it does not end"
         if self.error is not None:
             raise self.error
-        assert self.counts is not None
-        return self.counts
+        return present(self.counts)
 
-    def end(self, seconds: float = LONG) -> Counter[str]:
+    def end(self) -> Counter[str]:
         """Stop it as SIGTERM would, and wait."""
         self.stop()
-        return self.join(seconds)
+        return self.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.thread.is_alive():
+            self.stop()
+            self.stop()
+        self.thread.join(LONG)
+        assert not self.thread.is_alive(), "it does not end"
+        if self.error is not None and kind is None:
+            raise self.error
 
     def _run(self) -> None:
         try:
@@ -120,23 +116,15 @@ class Running:
 
 @contextlib.contextmanager
 def working(app: Bartleby, **options: Any) -> Iterator[Running]:
-    """Run a worker; at the end it is stopped like by two SIGTERM."""
-    running = Running(Worker(app, **{"poll": 0.05, "grace": GRACE_SECONDS, **options}))
     try:
-        yield running
+        with Running(Worker(app, **{"poll": 0.05, "grace": GRACE_SECONDS, **options})) as running:
+            yield running
     finally:
-        if running.thread.is_alive():
-            running.stop()
-            running.stop()
-        running.thread.join(LONG)
-        close(app)
-    assert not running.thread.is_alive(), "the worker does not end"
-    if running.error is not None:
-        raise running.error
+        if client := app.__dict__.pop("client", None):
+            client.close()
 
 
 def drain(app: Bartleby, **options: Any) -> Counter[str]:
-    """Work until nothing is left to do."""
     # it looks for the end more often than users need it: this runs hundreds of times
     with mock.patch.object(fetching, "_LOOK_EVERY", 0.02), working(app, until_idle=True, **options) as running:
         return running.join()
@@ -169,10 +157,14 @@ class Liar:
 
 
 class Unborn(Terminal):
-    """An outcome that cannot be made."""
-
     def __init__(self) -> None:
         raise SystemError("cannot be made")
+
+
+def first_only() -> Callable[[Message], bool]:
+    """Return a condition that holds for the first message and no other."""
+    turns = itertools.count()
+    return lambda _: next(turns) == 0
 
 
 class Gate:
@@ -203,29 +195,28 @@ class Gate:
     def open(self) -> None:
         self._open.set()
 
-    def _wait(self, message: Message) -> None:
-        if not self._holds(message):
-            return
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
         self._started.release()
         try:
-            while not self._open.is_set():
-                with contextlib.suppress(*self._ignored):
-                    time.sleep(0.002)
+            yield
         except BaseException:
             self.cancelled.set()
             raise
 
+    def _wait(self, message: Message) -> None:
+        if self._holds(message):
+            with self._inside():
+                while not self._open.is_set():
+                    with contextlib.suppress(*self._ignored):
+                        time.sleep(0.002)
+
     async def _wait_awaited(self, message: Message) -> None:
-        if not self._holds(message):
-            return
-        self._started.release()
-        try:
-            while not self._open.is_set():
-                with contextlib.suppress(*self._ignored):
-                    await asyncio.sleep(0.002)
-        except BaseException:
-            self.cancelled.set()
-            raise
+        if self._holds(message):
+            with self._inside():
+                while not self._open.is_set():
+                    with contextlib.suppress(*self._ignored):
+                        await asyncio.sleep(0.002)
 
 
 def renew_now(running: Running) -> None:
@@ -260,15 +251,7 @@ def send_solo(app: Bartleby, conn: Conn, queue: str, count: int = 1) -> list[int
     return sent
 
 
-def close(app: Bartleby) -> None:
-    client = app.__dict__.pop("client", None)
-    if client is not None:
-        client.close()
-
-
 class Told(logging.Handler):
-    """Collects what the library tells."""
-
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self.records: list[logging.LogRecord] = []
@@ -294,43 +277,36 @@ class Told(logging.Handler):
 
 
 class Program:
-    """`bartleby work …` as a process; what it says on standard error is collected by line."""
+    """`bartleby work …` as a process, or another command; what it says on standard error is collected by line."""
 
     def __init__(
-        self, dsn: str | None, *arguments: str, cwd: Path, environment: Mapping[str, str] | None = None
+        self, dsn: str, *arguments: str, cwd: Path, environment: Mapping[str, str] | None = None, command: str = "work"
     ) -> None:
-        named = ["--dsn", dsn] if dsn else []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bartleby", *named, "work", *arguments],
-            cwd=cwd,
-            env={**ENVIRONMENT, **(environment or {})},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            [sys.executable, "-m", "bartleby", "--dsn", dsn, command, *arguments],
+            cwd=cwd, env={**ENVIRONMENT, **(environment or {})}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True,
-        )
+        )  # fmt: skip
+        self.pid = self.process.pid
         self.lines: list[str] = []
-        self._news: queue.Queue[None] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as stream:
+        with present(self.process.stderr) as stream:
             for line in stream:
                 self.lines.append(line.rstrip("\n"))
 
-    def wait_for(self, text: str, times: int = 1, seconds: float = LONG) -> None:
-        """Wait until a line has this in it."""
+    def wait_for(self, text: str, times: int = 1) -> None:
+        """Wait until this many lines have this in it."""
 
         def seen() -> bool:
-            assert self.process.poll() is None or sum(text in line for line in self.lines) >= times, self.text()
-            return sum(text in line for line in self.lines) >= times
+            ended = self.process.poll() is not None
+            found = sum(text in line for line in self.lines) >= times
+            assert found or not ended, self.text()
+            return found
 
-        until(seen, seconds, f"{text!r} among {self.lines}")
+        until(seen, what=f"{text!r} among {self.lines}")
 
     def text(self) -> str:
         return "\n".join(self.lines)
@@ -344,23 +320,21 @@ class Program:
     def term(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
-    def end(self, seconds: float = LONG) -> int:
-        """Wait for its end; return the exit code."""
-        try:
-            code = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it does not end:\n{self.text()}") from None
+    def end(self) -> int:
+        until(lambda: self.process.poll() is not None, what=f"the end of it:\n{self.text()}")
         self._reader.join(LONG)
-        return code
+        return self.process.wait()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
+    def kill(self) -> None:
+        self.process.kill()
         self.process.wait()
         self._reader.join(LONG)
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 def children_of(pid: int) -> list[int]:

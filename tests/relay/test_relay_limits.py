@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,8 @@ from bartleby.answers import nothing
 from bartleby.calls import Call
 from bartleby.dressing import Document
 from bartleby.sinks.publisher import Event, Outcome
-from tests.kit.relay import Bus, add, die, die_together, relaying, sink
+from tests.kit.burying import bury
+from tests.kit.relay import Bus, add, die, relaying, sink
 from tests.kit.worker import Conn, Told, until
 
 
@@ -70,30 +70,24 @@ def test_publisher_that_breaks_its_contract_loses_no_event(
 def test_redaction_of_payloads_does_not_block_other_sinks(
     client: Client, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slowly(document: Document, link: str | None) -> Document:
+    def noted(document: Document, link: str | None) -> Document:
         seen.append("dressed")
-        time.sleep(1.5 * publishing._TURN)
         return usual(document, link)
 
     async def tick() -> None:
-        while True:
+        while not bus.events:
             seen.append("tick")
             await asyncio.sleep(0)
 
-    class Ticking(Bus):
-        async def publish(self, events: Sequence[Event]) -> list[Outcome]:
-            ticking.cancel()
-            return await super().publish(events)
-
-    usual = dressing.dressed
+    usual, bus = dressing.dressed, Bus()
     seen: list[str] = []
-    bus = Ticking()
+    monkeypatch.setattr(publishing, "_TURN", -1.0)  # a turn is over after each event
     add(client, types=["dead_letter.*"], include_payload=True)
     with relaying(dsn, {"bus": bus}) as running:
         assert running._loop is not None
-        monkeypatch.setattr(dressing, "dressed", slowly)
-        ticking = asyncio.run_coroutine_threadsafe(tick(), running._loop)
-        die_together(client, ["a", "b", "c", "d"])
+        monkeypatch.setattr(dressing, "dressed", noted)
+        asyncio.run_coroutine_threadsafe(tick(), running._loop)
+        bury(client, ["a", "b", "c", "d"])
         until(lambda: len(bus.events) == 4)
     places = [place for place, what in enumerate(seen) if what == "dressed"]
     assert len(places) == 4
@@ -106,7 +100,7 @@ def test_large_payloads_are_published_a_few_at_a_time(
     monkeypatch.setattr(publishing, "_BYTES", 25_000)
     bus = Bus()
     add(client, types=["dead_letter.*"], include_payload=True)
-    die_together(client, ["x" * 10_000] * 7)
+    bury(client, ["x" * 10_000] * 7)
     with relaying(dsn, {"bus": bus}):
         until(lambda: sink(client).published == 7)
     assert [len(each) for each in bus.tried] == [2, 2, 2, 1]

@@ -8,7 +8,7 @@ import importlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher, Readable, Refused
 from tests.kit.sinks.servers import Process
 
+Open = Callable[..., Publisher]
 TIMEOUT, PATIENT = 1.0, 60.0
 """The timeout where no answer comes, and where one does."""
 PATIENCE = 30.0
@@ -30,14 +31,17 @@ class Arrival:
 
     id: str
     key: str
-    body: bytes | None
-    """None where the sink has a format of its own."""
+    body: bytes | None  # None where the sink has a format of its own
 
 
 class Sink(ABC):
-    """A real server and the properties of its sink. One instance a test; `folder` is for its files."""
+    """A real server and the properties of its sink. One instance a test; `folder` is for its files.
+
+    The server is one process, unless start(), stop(), kill(), hang() and wake() are overridden.
+    """
 
     kind: ClassVar[str]
+    process: Process
     too_large: ClassVar[int | None] = None
     """Bytes of data with which the sink refuses an event; None: it takes every size."""
     cannot: ClassVar[Mapping[str, str]] = {}
@@ -56,31 +60,31 @@ class Sink(ABC):
         """Return the options of a publisher for it; it need not be running, its address never changes."""
 
     @abstractmethod
+    def records(self) -> AsyncIterator[tuple[str, bytes]]:
+        """Return key and CloudEvent of everything that arrived, in its order. The server runs."""
+
     async def start(self) -> None:
         """Start it, and return when it answers. Again after stop() and kill(): same address, same data."""
+        await self.process.start()
 
-    @abstractmethod
     async def stop(self) -> None:
         """Stop it in good order; nothing to do if it is not running or hangs. The last call of every test."""
+        await self.process.stop()
 
     async def outlast(self) -> None:  # noqa: B027 - most have nothing to do
         """Return when what was made for the events, such as a queue, survives kill(); events are not meant."""
 
     async def kill(self) -> None:
         """Kill it with -9. Confirmed events survive that."""
-        raise NotImplementedError
+        await self.process.kill()
 
     async def hang(self) -> None:
         """Have it accept connections and bytes, and never answer."""
-        raise NotImplementedError
+        self.process.freeze()
 
     async def wake(self) -> None:
         """End hang(); it goes on with what it has been sent."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def records(self) -> AsyncIterator[tuple[str, bytes]]:
-        """Return key and CloudEvent of everything that arrived, in its order. The server runs."""
+        self.process.thaw()
 
     async def count(self) -> int:
         """Return how many events arrived."""
@@ -94,58 +98,22 @@ class Sink(ABC):
         return open_publisher(self.kind, {**self.options(), **changes}, timeout)
 
 
-class ProcessSink(Sink):
-    """A sink whose server is one process."""
-
-    process: Process
-
-    async def start(self) -> None:
-        await self.process.start()
-
-    async def stop(self) -> None:
-        await self.process.stop()
-
-    async def kill(self) -> None:
-        await self.process.kill()
-
-    async def hang(self) -> None:
-        self.process.freeze()
-
-    async def wake(self) -> None:
-        self.process.thaw()
-
-
 def event(number: int, *, data_bytes: int = 0) -> dict[str, Any]:
     """Return the event for the death of message `number`."""
     data: dict[str, Any] = {
-        "message_id": number,
-        "queue": "orders",
-        "status": "dead",
-        "cycle": 1,
-        "reason": "exhausted",
-        "attempts": 5,
-        "error_type": "builtins.ValueError",
-        "error": 'no such order: \u00fcn\u00efcode \U0001f4a5 "quoted"',
-        "fingerprint": "0123456789abcdef",
-        "group_id": 3,
-        "dead_at": "2026-01-01T00:00:00.000000Z",
-    }
+        "message_id": number, "queue": "orders", "status": "dead", "cycle": 1, "reason": "exhausted", "attempts": 5,
+        "error_type": "builtins.ValueError", "error": 'no such order: \u00fcn\u00efcode \U0001f4a5 "quoted"',
+        "fingerprint": "0123456789abcdef", "group_id": 3, "dead_at": "2026-01-01T00:00:00.000000Z",
+    }  # fmt: skip
     if data_bytes:
         data["payload"] = "x" * data_bytes
     return {
-        "specversion": "1.0",
-        "id": f"0a1b2c3d.{number}.1",
-        "source": "urn:bartleby:0a1b2c3d-0000-4000-8000-000000000000",
-        "type": "io.bartleby.dead_letter.created",
-        "subject": f"message/{number}",
-        "time": "2026-01-01T00:00:00.000000Z",
-        "datacontenttype": "application/json",
-        "dataschema": "urn:bartleby:event:1",
-        "partitionkey": f"message/{number}",
-        "sequence": "1",
-        "sequencetype": "Integer",
-        "data": data,
-    }
+        "specversion": "1.0", "id": f"0a1b2c3d.{number}.1", "type": "io.bartleby.dead_letter.created",
+        "source": "urn:bartleby:0a1b2c3d-0000-4000-8000-000000000000", "subject": f"message/{number}",
+        "time": "2026-01-01T00:00:00.000000Z", "datacontenttype": "application/json",
+        "dataschema": "urn:bartleby:event:1", "partitionkey": f"message/{number}", "sequence": "1",
+        "sequencetype": "Integer", "data": data,
+    }  # fmt: skip
 
 
 def events(count: int, first: int = 1) -> list[dict[str, Any]]:

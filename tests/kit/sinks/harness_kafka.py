@@ -2,6 +2,7 @@
 
 import asyncio
 import atexit
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -30,11 +31,13 @@ class Harness(Sink):
     cannot: ClassVar[Mapping[str, str]] = {
         "kill": "the mock cluster has its records in memory, and new ports each time"
     }
+    partitions = 1
+    """Order is kept in a partition, and 5 MB of it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._cluster = shared()
-        self._topic = self._cluster.topic(partitions=1)  # order is kept in a partition
+        self._topic = self._cluster.topic(self.partitions)
 
     def options(self) -> dict[str, Any]:
         """Return options with a small limit: the mock cluster itself has none."""
@@ -54,20 +57,41 @@ class Harness(Sink):
         self._cluster.thaw()
 
     async def records(self) -> AsyncIterator[tuple[str, bytes]]:
-        for _, value, headers in await asyncio.to_thread(read, self._topic):
+        for _, value, headers in await asyncio.to_thread(read, self._topic, self.partitions):
             yield headers["ce_id"].decode(), value
 
+    async def count(self) -> int:
+        return await asyncio.to_thread(count, self._topic, self.partitions)
 
-def read(topic: str) -> list[tuple[bytes, bytes, dict[str, bytes]]]:
-    """Return key, value and headers of each record of the first partition."""
-    reader = Consumer({"bootstrap.servers": shared().brokers, "group.id": "reader", "enable.auto.commit": False})
-    place = TopicPartition(topic, 0, 0)
+
+class Large(Harness):
+    """With room for the events of a long outage."""
+
+    partitions = 64
+
+
+def count(topic: str, partitions: int) -> int:
+    with contextlib.closing(_reader()) as reader:
+        return sum(_end(reader, TopicPartition(topic, number, 0)) for number in range(partitions))
+
+
+def read(topic: str, partitions: int = 1) -> list[tuple[bytes, bytes, dict[str, bytes]]]:
     found: list[Any] = []
-    try:
-        _, end = reader.get_watermark_offsets(place, timeout=10)
-        reader.assign([place])
-        while len(found) < end:
-            found += reader.consume(end - len(found), timeout=0.2)
-    finally:
-        reader.close()
+    with contextlib.closing(_reader()) as reader:
+        for number in range(partitions):
+            place = TopicPartition(topic, number, 0)
+            end = len(found) + _end(reader, place)
+            reader.assign([place])
+            while len(found) < end:
+                found += reader.consume(end - len(found), timeout=0.2)
     return [(each.key(), each.value(), dict(each.headers())) for each in found]
+
+
+def _reader() -> Consumer:
+    return Consumer({"bootstrap.servers": shared().brokers, "group.id": "reader", "enable.auto.commit": False})
+
+
+def _end(reader: Consumer, place: TopicPartition) -> int:
+    first, end = reader.get_watermark_offsets(place, timeout=10)
+    assert first == 0, "the mock cluster has dropped records"
+    return int(end)

@@ -11,14 +11,14 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, StreamInfo
 
-from tests.kit.sinks.conformance import ProcessSink
+from tests.kit.sinks.conformance import Sink
 from tests.kit.sinks.servers import Process, free_port, program, until
 
 STREAM = "bartleby"
 NAMES = ("one", "two", "three")
 
 
-class Harness(ProcessSink):
+class Harness(Sink):
     kind = "nats"
     too_large = 70_000
 
@@ -35,7 +35,6 @@ class Harness(ProcessSink):
         return {"url": f"nats://127.0.0.1:{self.port}", "create": True}
 
     def ports(self) -> list[int]:
-        """Return the ports of the servers that run."""
         return [self.port]
 
     async def start(self) -> None:
@@ -56,11 +55,6 @@ class Harness(ProcessSink):
     async def count(self) -> int:
         found = await self.stream()
         return 0 if found is None else found.state.messages
-
-    async def lose(self) -> None:
-        """Lose what was confirmed."""
-        async with connected(self.ports()) as client:
-            await client.jetstream(timeout=10).delete_stream(STREAM)
 
     async def stream(self) -> StreamInfo | None:
         """Return what is known of the stream; None while no server answers for it."""
@@ -95,7 +89,6 @@ class Cluster(Harness):
         return [self._ports[name] for name, each in self.servers.items() if each.running]
 
     async def start(self) -> None:
-        """Start those that are not running."""
         for each in self.servers.values():
             if not each.running:
                 await each.start()
@@ -141,8 +134,7 @@ def server(name: str, port: int, folder: Path, more: str = "") -> Process:
 async def connected(ports: Sequence[int]) -> AsyncIterator[Client]:
     """A client of the servers on these ports that says nothing of those that are down."""
 
-    async def quiet(_: Exception) -> None:
-        pass
+    async def quiet(_: Exception) -> None: ...
 
     servers = [f"nats://127.0.0.1:{port}" for port in ports]
     client = await nats.connect(servers, error_cb=quiet, connect_timeout=5, reconnect_time_wait=0)

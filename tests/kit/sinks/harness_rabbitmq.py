@@ -143,6 +143,7 @@ class Harness(Sink):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        self.process = shared().process
         self._queue = f"events-{uuid.uuid4().hex[:12]}"
 
     @classmethod
@@ -167,15 +168,6 @@ class Harness(Sink):
     async def outlast(self) -> None:
         """A node that is killed right after it declared a queue does not have it any more, whatever it confirmed."""
         await shared().control("eval", "ok = mnesia:sync_log().")
-
-    async def kill(self) -> None:
-        await shared().process.kill()
-
-    async def hang(self) -> None:
-        shared().process.freeze()
-
-    async def wake(self) -> None:
-        shared().process.thaw()
 
     def records(self) -> AsyncIterator[tuple[str, bytes]]:
         return shared().read(self._queue)

@@ -7,13 +7,13 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError
 
-from tests.kit.sinks.conformance import ProcessSink
+from tests.kit.sinks.conformance import Sink
 from tests.kit.sinks.servers import Process, free_port, program, until
 
 STREAM = "bartleby:events"
 
 
-class Harness(ProcessSink):
+class Harness(Sink):
     kind = "redis"
     too_large = 1_100_000
 
@@ -21,15 +21,9 @@ class Harness(ProcessSink):
         super().__init__(folder)
         self.port = free_port()
         settings = {
-            "bind": "127.0.0.1",
-            "port": self.port,
-            "dir": folder,
-            "save": "",
-            "appendonly": "yes",
-            "appendfsync": "always",
-            "proto-max-bulk-len": "1mb",
-            **more,
-        }
+            "bind": "127.0.0.1", "port": self.port, "dir": folder, "save": "", "appendonly": "yes",
+            "appendfsync": "always", "proto-max-bulk-len": "1mb", **more,
+        }  # fmt: skip
         words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
         self.process = Process("redis-server", [program("redis-server") or "", *words], self.port, folder)
 
@@ -53,10 +47,6 @@ class Harness(ProcessSink):
 
     async def count(self) -> int:
         return int(await self.ask("XLEN", STREAM))
-
-    async def lose(self) -> None:
-        """Lose what was confirmed."""
-        await self.ask("FLUSHALL")
 
     async def ask(self, *words: object) -> Any:
         # the client's own limit is 5 s, in which a busy machine does not always answer

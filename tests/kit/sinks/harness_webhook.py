@@ -5,14 +5,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bartleby.sinks import open_publisher
+from bartleby.sinks.publisher import Publisher
 from tests.kit.sinks import receiver
-from tests.kit.sinks.conformance import Arrival, ProcessSink
+from tests.kit.sinks.conformance import PATIENT, Arrival, Sink
 from tests.kit.sinks.servers import Process, free_port
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
-class Harness(ProcessSink):
+def webhook(url: str, timeout: float = PATIENT, **options: Any) -> Publisher:
+    return open_publisher("webhook", {"url": url, "secret": SECRET, "allow_private": True, **options}, timeout)
+
+
+class Harness(Sink):
     kind = "webhook"
     too_large: ClassVar[int | None] = receiver.LARGEST
 

@@ -33,7 +33,6 @@ class Cluster:
         self.brokers = self._read()
 
     def topic(self, partitions: int = PARTITIONS) -> str:
-        """Make a topic, and return its name."""
         name = f"events-{uuid.uuid4().hex[:12]}"
         self.order(f"topic {name} {partitions}")
         return name
@@ -57,11 +56,9 @@ class Cluster:
         freeze(self._process)
 
     def thaw(self) -> None:
-        """End freeze()."""
         self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End it."""
         self._process.kill()
         self._process.communicate()
 
@@ -70,60 +67,52 @@ class Cluster:
         return self._process.stdout.readline().rstrip("\n")
 
 
-def library() -> ctypes.CDLL:
-    """Return the librdkafka that confluent-kafka brings, whose mock cluster it does not offer to Python."""
-    found = importlib.util.find_spec("confluent_kafka")
-    assert found is not None
-    assert found.origin is not None
-    folder = Path(found.origin).parent.with_name("confluent_kafka.libs")
-    made = ctypes.CDLL(str(next(folder.glob("librdkafka*"))))
-    pointer, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
-    for name, result, arguments in (
-        ("conf_new", pointer, []),
-        ("conf_set", number, [pointer, text, text, text, ctypes.c_size_t]),
-        ("new", pointer, [number, pointer, text, ctypes.c_size_t]),
-        ("mock_cluster_new", pointer, [pointer, number]),
-        ("mock_cluster_bootstraps", text, [pointer]),
-        ("mock_topic_create", number, [pointer, text, number, number]),
-        ("mock_topic_set_error", None, [pointer, text, number]),
-        ("mock_broker_set_up", number, [pointer, ctypes.c_int32]),
-        ("mock_broker_set_down", number, [pointer, ctypes.c_int32]),
-        ("mock_clear_request_errors", None, [pointer, ctypes.c_int16]),
-        ("mock_push_request_errors_array", None, [pointer, ctypes.c_int16, ctypes.c_size_t, pointer]),
-    ):
-        function = getattr(made, f"rd_kafka_{name}")
-        function.restype, function.argtypes = result, arguments
-    return made
+class Library:
+    """The librdkafka that confluent-kafka brings, whose mock cluster it does not offer to Python."""
+
+    def __init__(self) -> None:
+        found = importlib.util.find_spec("confluent_kafka")
+        assert found is not None
+        assert found.origin is not None
+        folder = Path(found.origin).parent.with_name("confluent_kafka.libs")
+        self._loaded = ctypes.CDLL(str(next(folder.glob("librdkafka*"))))
+
+    def make(self, name: str, *arguments: object) -> ctypes.c_void_p:
+        function = getattr(self._loaded, f"rd_kafka_{name}")
+        function.restype = ctypes.c_void_p
+        return ctypes.c_void_p(function(*arguments))
+
+    def call(self, name: str, *arguments: object) -> None:
+        getattr(self._loaded, f"rd_kafka_{name}")(*arguments)
 
 
 def serve() -> None:
     """Run a cluster, and do what standard input says."""
-    rdkafka = library()
-    error = ctypes.create_string_buffer(512)
-    settings = rdkafka.rd_kafka_conf_new()
-    rdkafka.rd_kafka_conf_set(settings, b"bootstrap.servers", b"127.0.0.1:1", error, len(error))
-    cluster = rdkafka.rd_kafka_mock_cluster_new(rdkafka.rd_kafka_new(0, settings, error, len(error)), BROKERS)
-    say(rdkafka.rd_kafka_mock_cluster_bootstraps(cluster).decode())
+    rdkafka, error, size = Library(), ctypes.create_string_buffer(512), ctypes.c_size_t(512)
+    settings = rdkafka.make("conf_new")
+    rdkafka.call("conf_set", settings, b"bootstrap.servers", b"127.0.0.1:1", error, size)
+    cluster = rdkafka.make("mock_cluster_new", rdkafka.make("new", 0, settings, error, size), BROKERS)
+    addresses = rdkafka.make("mock_cluster_bootstraps", cluster)
+    say(ctypes.string_at(addresses).decode())
     for line in sys.stdin:
         match line.split():
             case ["topic", name, partitions]:
-                rdkafka.rd_kafka_mock_topic_create(cluster, name.encode(), int(partitions), BROKERS)
+                rdkafka.call("mock_topic_create", cluster, name.encode(), int(partitions), BROKERS)
             case ["refuse", name, code]:
-                rdkafka.rd_kafka_mock_topic_set_error(cluster, name.encode(), int(code))
+                rdkafka.call("mock_topic_set_error", cluster, name.encode(), int(code))
             case ["fail", code, times]:
                 codes = (ctypes.c_int * int(times))(*[int(code)] * int(times))
-                rdkafka.rd_kafka_mock_push_request_errors_array(cluster, PRODUCE, len(codes), codes)
+                rdkafka.call("mock_push_request_errors_array", cluster, PRODUCE, ctypes.c_size_t(len(codes)), codes)
             case ["relent"]:
-                rdkafka.rd_kafka_mock_clear_request_errors(cluster, PRODUCE)
+                rdkafka.call("mock_clear_request_errors", cluster, PRODUCE)
             case ["up" | "down" as way]:
-                getattr(rdkafka, f"rd_kafka_mock_broker_set_{way}")(cluster, EVERY_BROKER)
+                rdkafka.call(f"mock_broker_set_{way}", cluster, EVERY_BROKER)
             case _:
                 return
         say("done")
 
 
 def say(line: str) -> None:
-    """Answer an order."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -23,8 +23,6 @@ LARGEST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What arrived, on which of the connections."""
-
     path: str
     headers: Mapping[str, str]
     body: bytes
@@ -33,24 +31,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What is answered, and how."""
-
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b"ok"
-    raw: bytes | None = None
-    """sent instead of all that"""
-    pause: float = 0
-    """before each byte"""
-    wait: asyncio.Event | None = None
-    """nothing is sent before this"""
-    body_wait: asyncio.Event | None = None
-    """the body is not sent before this"""
-    last: bool = False
-    """the connection is closed then"""
+    raw: bytes | None = None  # sent instead of all that
+    pause: float = 0  # before each byte
+    wait: asyncio.Event | None = None  # nothing is sent before this
+    body_wait: asyncio.Event | None = None  # the body is not sent before this
+    last: bool = False  # the connection is closed then
 
     def parts(self) -> tuple[bytes, bytes]:
-        """Return the head and the body."""
         if self.raw is not None:
             return self.raw, b""
         headers = {"Content-Length": str(len(self.body)), **self.headers}
@@ -69,8 +59,7 @@ class Receiver:
         self.requests: list[Request] = []
         self.port = port
         self.sent = 0
-        self.early = 0
-        """bytes of a next request that came before the answer"""
+        self.early = 0  # bytes of a next request that came before the answer
         self._reset = reset
         self._connections = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,14 +68,9 @@ class Receiver:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(
-        cls,
-        answer: Callable[[Request], Reply] | None = None,
-        context: ssl.SSLContext | None = None,
-        *,
-        reset: bool = False,
+        cls, answer: Callable[[Request], Reply] | None = None, context: ssl.SSLContext | None = None, **options: bool
     ) -> AsyncIterator[Self]:
-        """A receiver for as long as it is needed."""
-        receiver = cls(answer, reset=reset)
+        receiver = cls(answer, **options)
         await receiver.start(context)
         try:
             yield receiver
@@ -95,17 +79,15 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """Where it is, without TLS."""
         return f"http://127.0.0.1:{self.port}/hook"
 
     @property
     def connections(self) -> int:
-        """How many connections brought a request."""
+        """How many connections carried a request."""
         return len({each.connection for each in self.requests})
 
     @property
     def connected(self) -> int:
-        """How many connections are open."""
         return len(self._tasks)
 
     @property
@@ -119,7 +101,6 @@ class Receiver:
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Close the port and every connection."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:

@@ -63,22 +63,25 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process, frozen or not."""
         return self._process is not None and self._process.poll() is None
 
     async def start(self) -> None:
-        """Start it, and wait until it accepts connections."""
         assert self._process is None or self._process.poll() is not None, f"{self.name} is running"
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it takes a millisecond
                 self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
         deadline = time.monotonic() + STARTING
-        while not await accepts(self.port):
+        while not self._accepts():
             said = self._output.read_text(errors="replace")[-3000:]
             assert self.running, f"{self.name} ended:\n{said}"
             assert time.monotonic() < deadline, f"{self.name} does not listen on {self.port}:\n{said}"
             await asyncio.sleep(0.02)
+
+    def _accepts(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
 
     async def stop(self) -> None:
         """End it in good order, frozen or not; nothing to do if it is not running."""
@@ -90,10 +93,10 @@ class Process:
             await self.kill()
 
     async def kill(self) -> None:
-        """Kill it with -9."""
         await asyncio.to_thread(self.end)
 
     def end(self) -> None:
+        """Kill it with -9."""
         self.send(signal.SIGKILL)
         if self._process is not None:
             self._process.wait(STOPPING)
@@ -104,11 +107,9 @@ class Process:
         freeze(self._process)
 
     def thaw(self) -> None:
-        """End freeze()."""
         self.send(signal.SIGCONT)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, if it is still there."""
         if self._process is not None:
             self._process.send_signal(number)
 
@@ -120,20 +121,7 @@ def freeze(process: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> None:
 
 
 async def until(condition: Callable[[], object | Awaitable[object]]) -> None:
-    """Wait until something asked again and again is true."""
     deadline = time.monotonic() + STARTING
     while not (await found if isinstance(found := condition(), Awaitable) else found):
         assert time.monotonic() < deadline, "the condition was not met"
         await asyncio.sleep(0.02)
-
-
-async def accepts(port: int) -> bool:
-    """Return whether a server accepts connections on a port."""
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return True
