@@ -16,3 +16,9 @@ def clock(conn: Connection) -> Clock:
 def q(conn: Connection) -> None:
     """The queue `q`, with the policy that every queue has."""
     create(conn)
+
+
+@pytest.fixture
+def quick(conn: Connection) -> None:
+    """The queue `q`, where a message has two attempts and no delay between them."""
+    create(conn, max_attempts=2, backoff="none")

@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 from itertools import product
-from typing import Any
 
 import pytest
 
@@ -112,13 +111,9 @@ class TestOpening:
         assert len(sql.stats(conn, "other")["breaker_cause"]) == 1000
         assert sql.value(conn, "select length(data ->> 'cause') from bartleby.events where queue = 'other'") == 1000
 
-    def test_bad_evidence_and_bad_modes_are_refused(self, conn: Connection) -> None:
+    def test_bad_evidence_is_refused(self, conn: Connection) -> None:
         for cause, over in ((None, "1 s"), ("", "1 s"), ("  ", "1 s"), ("c", None), ("c", "-1 s")):
             assert_refused(conn, "ZB008", "evidence", "select bartleby.open_breaker('q', %s, %s)", cause, over)
-        modes: list[Any] = ["on", "AUTO", None, True, 1, []]
-        for bad in modes:
-            with refused_row(bad, "ZB003", "breaker"):
-                sql.create(conn, "q", breaker=bad)
         assert state(conn) == "closed"
 
     def test_evidence_from_before_the_last_closing_is_ignored(self, conn: Connection, clock: Clock) -> None:
@@ -153,34 +148,37 @@ class TestOpening:
 
 
 class TestProbes:
-    def test_one_at_a_time_and_none_before_it_is_due(self, conn: Connection, clock: Clock) -> None:
-        stormy(conn)
-        clock.advance(0.99)
-        assert sql.claim(conn, 100).messages == []
-        clock.advance(0.02)
-        work = sql.claim(conn, 100)
-        assert len(work.messages) == 1
-        found = sql.stats(conn)
-        assert (found["leased"], found["next_probe_at"]) == (1, None)
-        for _ in range(5):
-            clock.advance(50)
-            conn.execute("select bartleby.extend(%s, '1 minute')", [[work.lease]])
-            assert sql.reap(conn) == sql.claim(conn).messages == []
-
     def test_waits_double_while_probes_fail(self, conn: Connection, clock: Clock) -> None:
         stormy(conn)
         for expected in (1, 2, 4, 8, 16, 30, 30, 30):
             assert until_probe(conn) == expected
             assert idle(conn) == pytest.approx(expected)
-            sql.fail_all(conn, probe(conn, clock))
+            clock.advance(expected - 0.01)
+            assert sql.claim(conn, 100).messages == [], "none before it is due"
+            work = probe(conn, clock)
+            assert (sql.stats(conn)["leased"], sql.stats(conn)["next_probe_at"]) == (1, None)
+            sql.fail_all(conn, work)
         assert sql.value(conn, "select bartleby.idle('q', '5 s')") == timedelta(seconds=5)
         sql.ack(conn, probe(conn, clock).lease)
         sql.fail_all(conn, sql.claim(conn))
         assert until_probe(conn) == 2, "a success makes the waits short again"
+        clock.advance(-3600)
+        assert len(sql.claim(conn, 9).messages) == 1, "a clock set back delays no probe"
 
     def test_three_successes_in_a_row_close_it(self, conn: Connection, clock: Clock) -> None:
+        sql.send_count(conn, 4)
+        before = [sql.claim(conn) for _ in range(4)]
         stormy(conn)
+        for claimed in before:
+            sql.ack(conn, claimed.lease)
+        assert (state(conn), sql.value(conn, "select passed from bartleby.breaker")) == ("open", 0), (
+            "they are no probes"
+        )
         work = probe(conn, clock)
+        for _ in range(5):
+            clock.advance(50)
+            conn.execute("select bartleby.extend(%s, '1 minute')", [[work.lease]])
+            assert sql.reap(conn) == sql.claim(conn).messages == [], "one at a time"
         sql.ack(conn, work.lease, [])
         assert (sql.claim(conn).messages, sql.value(conn, "select passed from bartleby.breaker")) == ([], 0)
         for number in range(3):
@@ -245,28 +243,6 @@ class TestProbes:
         assert len(sql.claim(conn, 5).messages) == 1
         assert idle(conn) == 1, "while a probe is out"
 
-    def test_pause_stops_probes_and_a_clock_set_back_does_not(self, conn: Connection, clock: Clock) -> None:
-        stormy(conn)
-        conn.execute("select bartleby.pause_queue('q')")
-        clock.advance(100)
-        assert (sql.claim(conn).messages, state(conn)) == ([], "open")
-        conn.execute("select bartleby.resume_queue('q')")
-        clock.advance(-3600)
-        assert len(sql.claim(conn, 9).messages) == 1
-
-    def test_only_leases_granted_while_it_is_open_are_probes(self, conn: Connection, clock: Clock) -> None:
-        sql.send_count(conn, 7)
-        before = [sql.claim(conn) for _ in range(5)]
-        open_breaker(conn)
-        for claimed in before[1:]:
-            sql.ack(conn, claimed.lease)
-        assert (state(conn), sql.value(conn, "select passed from bartleby.breaker")) == ("open", 0)
-        during = probe(conn, clock)
-        close_breaker(conn)
-        after = sql.claim(conn)
-        assert sql.column(conn, "select id from bartleby.lease where probe") == [during.lease]
-        assert [sql.ack(conn, work.lease) for work in (before[0], during, after)] == [1, 1, 1]
-
 
 class TestWaking:
     def test_closing_wakes_waiting_workers(self, conn: Connection, clock: Clock, sleeper: Connection) -> None:
@@ -304,35 +280,34 @@ class TestWaking:
             assert notified(sleeper) == [""], resume
 
 
-class TestCharging:
-    def test_message_that_fails_while_it_is_open_goes_back_unchanged(self, conn: Connection, clock: Clock) -> None:
-        """Messages that were out when it opened, of which one has failed before and is out of time."""
-        sql.create(conn, "q", max_attempts=2, backoff="fixed", base=10, give_up_after=10)
-        sql.send_count(conn, 2)
-        work = sql.claim(conn, 2)
-        sql.fail(conn, work.lease, {"position": work.positions[0]})
-        before = sql.row(conn, "select attempts, first_failed_at from bartleby.deferred")
-        clock.advance(60)
-        again = sql.claim(conn)
-        for verdict, opens in ((None, open_breaker), ("retry", open_breaker), (None, force_breaker)):
-            with conn.transaction(force_rollback=True):
-                opens(conn)
-                for lease, position in ((again.lease, again.positions[0]), (work.lease, work.positions[1])):
-                    failure = {"position": position, "verdict": verdict, "rule": "KeyError is transient"}
-                    (answer,) = sql.fail(conn, lease, failure)
-                    assert (answer["verdict"], answer["retry_at"] is None) == ("retry", False)
-                new = {"attempts": None, "first_failed_at": None}
-                assert sql.rows(conn, "select attempts, first_failed_at from bartleby.deferred order by id") == [
-                    before,
-                    new,
-                ]
-                query = "select attempt, outcome, verdict, rule from bartleby.attempts order by failed_at, message_id"
-                rule = "KeyError is transient; attempt {} of 2; not charged: the breaker is open"
-                assert sql.rows(conn, query)[1:] == [
-                    {"attempt": number, "outcome": "failed", "verdict": "retry", "rule": rule.format(number)}
-                    for number in (2, 1)
-                ]
-                assert sql.stats(conn)["dead"] == 0
+def test_message_that_fails_while_it_is_open_goes_back_unchanged(conn: Connection, clock: Clock) -> None:
+    """Messages that were out when it opened, of which one has failed before and is out of time."""
+    sql.create(conn, "q", max_attempts=2, backoff="fixed", base=10, give_up_after=10)
+    sql.send_count(conn, 2)
+    work = sql.claim(conn, 2)
+    sql.fail(conn, work.lease, {"position": work.positions[0]})
+    before = sql.row(conn, "select attempts, first_failed_at from bartleby.deferred")
+    clock.advance(60)
+    again = sql.claim(conn)
+    for verdict, opens in ((None, open_breaker), ("retry", open_breaker), (None, force_breaker)):
+        with conn.transaction(force_rollback=True):
+            opens(conn)
+            for lease, position in ((again.lease, again.positions[0]), (work.lease, work.positions[1])):
+                failure = {"position": position, "verdict": verdict, "rule": "KeyError is transient"}
+                (answer,) = sql.fail(conn, lease, failure)
+                assert (answer["verdict"], answer["retry_at"] is None) == ("retry", False)
+            new = {"attempts": None, "first_failed_at": None}
+            assert sql.rows(conn, "select attempts, first_failed_at from bartleby.deferred order by id") == [
+                before,
+                new,
+            ]
+            query = "select attempt, outcome, verdict, rule from bartleby.attempts order by failed_at, message_id"
+            rule = "KeyError is transient; attempt {} of 2; not charged: the breaker is open"
+            assert sql.rows(conn, query)[1:] == [
+                {"attempt": number, "outcome": "failed", "verdict": "retry", "rule": rule.format(number)}
+                for number in (2, 1)
+            ]
+            assert sql.stats(conn)["dead"] == 0
 
 
 class TestOperators:
@@ -384,30 +359,3 @@ class TestOperators:
                     for number in range(3):
                         sql.ack(conn, (probe(conn, clock) if number == 0 else sql.claim(conn)).lease)
                     assert state(conn) == "closed", outcome
-
-
-def test_third_probe_that_is_settled_in_an_old_snapshot(conn: Connection, clock: Clock, connect: Connect) -> None:
-    """A missed policy leaves the closing to the next probe, a missed closing is a serialization failure."""
-    sql.send_count(conn, 20)
-    worker = connect(autocommit=False)
-    for missed in ("policy", "closing"):
-        clock.advance(1)
-        assert open_breaker(conn, over="0")
-        sql.ack(conn, probe(conn, clock).lease)
-        sql.ack(conn, sql.claim(conn).lease)
-        third = sql.claim(conn)
-        worker.execute("set transaction isolation level repeatable read")
-        worker.execute("select 1 from bartleby.queue")
-        if missed == "policy":
-            sql.create(conn, "q", max_attempts=7)
-            sql.ack(worker, third.lease)
-            worker.commit()
-            assert (state(conn), sql.value(conn, "select passed from bartleby.breaker")) == ("open", 3)
-            sql.ack(conn, sql.claim(conn).lease)
-            assert state(conn) == "closed"
-        else:
-            close_breaker(conn)
-            with sql.refused("40001"):
-                sql.ack(worker, third.lease)
-            worker.rollback()
-            assert sql.ack(conn, third.lease) == 1

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.kit.sql import SQL, Connection, column, create, rows, value
+from tests.kit.sql import Connection, column, create, rows, value
 
 OURS = "pronamespace = 'bartleby'::regnamespace"
 CLOCKS = re.compile(
@@ -103,16 +103,6 @@ def test_every_error_that_is_raised_is_of_our_own_class(conn: Connection) -> Non
     statements = [(found["proname"], text) for found in sources for text in raised.findall(found["prosrc"])]
     assert len(statements) > 10
     assert [name for name, text in statements if not re.search(r"errcode\s*=\s*'ZB\d{3}'", text)] == []
-
-
-def test_sql_files_name_the_schema_of_every_object_they_create() -> None:
-    created = re.compile(
-        r"^\s*create (?:or replace )?(?:unique )?(?:table|view|function|sequence|type) (?:if not exists )?(\S+)",
-        re.MULTILINE,
-    )
-    names = [name for path in SQL.glob("*.sql") for name in created.findall(path.read_text())]
-    assert len(names) > 60
-    assert [name for name in names if not name.startswith("bartleby.")] == []
 
 
 def test_lock_of_a_queue_cannot_be_guessed_from_its_name(conn: Connection) -> None:

@@ -9,29 +9,24 @@ from tests.kit.sql import Connect, Connection, Row
 pytestmark = pytest.mark.usefixtures("q")
 
 
-@pytest.mark.seed("pulse-8")
+@pytest.mark.seed("brighter-3", "pulse-8")
 def test_messages_come_in_order_and_once_under_leases_of_their_own(conn: Connection) -> None:
+    sql.create(conn, "q", lease=90)
     sql.send_count(conn, 10)
     with conn.transaction(force_rollback=True):
         assert sql.claim(conn, 2).payloads == [1, 2]
-    claims = [sql.claim(conn, limit) for limit in (1, 3, 5, 5, 5)]
+    lengths = {None: 90, "5 minutes": 300, "100 milliseconds": 0.1, "36000 days": 36000 * 86400, "1 s": 1}
+    wanted = zip((1, 3, 5, 5, 5), lengths, strict=True)
+    claims = [sql.claim(conn, limit, lease=length, worker=f"host-{limit}") for limit, length in wanted]
     assert [claimed.payloads for claimed in claims] == [[1], [2, 3, 4], [5, 6, 7, 8, 9], [10], []]
-    assert len({claimed.lease for claimed in claims[:4]}) == 4
+    query = "select worker, until - granted_at from bartleby.lease where id = any(%s) order by id"
+    leases = conn.execute(query, [[claimed.lease for claimed in claims[:4]]]).fetchall()
+    assert [worker for worker, _ in leases] == ["host-1", "host-3", "host-5", "host-5"]
+    assert [length.total_seconds() for _, length in leases] == list(lengths.values())[:4]
     assert len({position for claimed in claims for position in claimed.positions}) == 10
 
 
-@pytest.mark.seed("brighter-3")
-def test_worker_and_end_of_the_lease_are_recorded(conn: Connection) -> None:
-    sql.create(conn, "q", lease=90)
-    sql.send_count(conn, 4)
-    lengths = {None: 90, "5 minutes": 300, "100 milliseconds": 0.1, "36000 days": 36000 * 86400}
-    leases = [sql.claim(conn, lease=length, worker=f"host-{n}").lease for n, length in enumerate(lengths)]
-    query = "select worker, until - granted_at as lease from bartleby.lease where id = any(%s) order by id"
-    found = [(lease["worker"], lease["lease"].total_seconds()) for lease in sql.rows(conn, query, leases)]
-    assert found == [(f"host-{n}", length) for n, length in enumerate(lengths.values())]
-
-
-def test_claim_out_of_bounds_or_of_an_old_snapshot_is_refused(conn: Connection) -> None:
+def test_claim_out_of_bounds_is_refused(conn: Connection) -> None:
     sql.send(conn, 1)
     before = sql.snapshot_of_everything(conn)
     for limit in (0, -1, 10001, 2**31 - 1, None):
@@ -42,23 +37,8 @@ def test_claim_out_of_bounds_or_of_an_old_snapshot_is_refused(conn: Connection) 
             sql.claim(conn, lease=lease)
     with sql.refused("ZB008", "worker"):
         conn.execute("select bartleby.claim('q', null)")
-    for level in ("repeatable read", "serializable"):
-        conn.execute(f"set default_transaction_isolation = '{level}'")
-        with sql.refused("ZB007", level.upper()):
-            sql.claim(conn)
-        conn.execute("reset default_transaction_isolation")
     assert sql.snapshot_of_everything(conn) == before
     assert sql.claim(conn, 10000).payloads == [1]
-
-
-def test_claim_does_not_wait_for_one_of_another_queue(connect: Connect, conn: Connection) -> None:
-    sql.create(conn, "other")
-    sql.send_count(conn, 2)
-    sql.send(conn, 5, "other")
-    under_way = connect(autocommit=False)
-    assert sql.claim(under_way).payloads == [1]
-    conn.execute("set lock_timeout = '1s'")
-    assert sql.claim(conn, queue="other").payloads == [5]
 
 
 def test_one_claim_has_at_most_32_mebibytes_or_one_message(conn: Connection, clock: Clock) -> None:

@@ -41,10 +41,7 @@ def assert_dropped(conn: Connection) -> None:
 
 def test_queue_without_needed_messages_can_be_dropped_and_created_anew(conn: Connection) -> None:
     sql.create(conn, "q", max_attempts=9)
-    sent = sql.send(conn, 1)
-    sql.fail_all(conn, sql.claim(conn), verdict="dead")
-    change(conn, "replay", sent)
-    sql.drain(conn)  # a resolved letter does not keep it
+    resolve(conn)  # a resolved letter does not keep it
     conn.execute("select bartleby.tally()")
     drop(conn, force=False)
     assert_dropped(conn)
@@ -54,73 +51,55 @@ def test_queue_without_needed_messages_can_be_dropped_and_created_anew(conn: Con
     assert sql.claim(conn).payloads == ["new"]
 
 
-def test_queue_with_messages_is_dropped_only_by_force(conn: Connection) -> None:
-    for where in ("ready", "leased", "deferred", "dead"):
-        sql.create(conn)
-        sql.send(conn, 1, delay="1 hour" if where == "deferred" else None, key="k", unique_for="1 hour")
-        if where in ("leased", "dead"):
-            claimed = sql.claim(conn)
-            if where == "dead":
-                sql.fail_all(conn, claimed, verdict="dead")
-        with sql.refused("ZB009", "still has messages", row=where):
-            drop(conn, force=False)
-        assert sql.stats(conn)[where] == 1
-        drop(conn)
-        assert_dropped(conn)
+def resolve(conn: Connection) -> list[int]:
+    ids = die(conn)
+    change(conn, "replay", *ids)
+    sql.drain(conn)
+    return ids
 
 
-def test_queue_with_letters_that_may_be_needed_is_dropped_only_by_force(conn: Connection) -> None:
-    """Discarded letters can be restored, held ones are kept, and replayed ones belong to a living message."""
+# discarded letters can be restored, held ones are kept, and replayed ones belong to a living message
+NEEDED: dict[str, tuple[str, Callable[[Connection], object]]] = {
+    "ready": ("still has messages", lambda conn: sql.send(conn, 1, key="k", unique_for="1 hour")),
+    "leased": ("still has messages", lambda conn: (sql.send(conn, 1), sql.claim(conn))),
+    "deferred": ("still has messages", lambda conn: sql.send(conn, 1, delay="1 hour")),
+    "dead": ("still has messages", die),
+    "discarded": ("letters", lambda conn: change(conn, "discard", *die(conn))),
+    "resolved": ("letters", lambda conn: change(conn, "hold", *resolve(conn))),
+    "replayed": ("letters", lambda conn: (started(conn, die(conn), to="other"), steps(conn))),
+}
+
+
+def test_queue_with_messages_or_letters_that_may_be_needed_is_dropped_only_by_force(conn: Connection) -> None:
     sql.create(conn, "other")
-    for actions, status in (
-        (["discard"], "discarded"),
-        (["hold"], "dead"),
-        (["replay", "ack", "hold"], "resolved"),
-        (["replay to other"], "replayed"),
-    ):
+    sql.create(conn, "a")
+    sql.send_count(conn, 3, "a")
+    bury(conn, sql.claim(conn, 1, "a"))
+    sql.claim(conn, 1, "a")
+    sql.send(conn, 4, "a", delay="1 hour")
+    others = sql.stats(conn, "a")
+    for what, (words, prepare) in NEEDED.items():
         sql.create(conn)
-        (sent,) = die(conn)
-        for action in actions:
-            if action == "ack":
-                sql.drain(conn)
-            elif action == "replay to other":
-                started(conn, [sent], to="other")
-                steps(conn)
-            else:
-                change(conn, action, sent)
-        with sql.refused("ZB009", "letters", row=actions):
+        prepare(conn)
+        with sql.refused("ZB009", words, row=what):
             drop(conn, force=False)
-        assert sql.value(conn, "select count(*) from bartleby.dead_letters") == 1
         drop(conn)
         assert_dropped(conn)
-        audited = "select before -> 'letters' from bartleby.audit_log order by id desc limit 1"
-        assert sql.value(conn, audited) == {status: 1}
+        audited = sql.column(conn, "select before -> 'letters' from bartleby.audit_log order by id")[-1]
+        assert audited == ({} if what in ("ready", "leased", "deferred") else {what: 1})
+        assert sql.stats(conn, "a") == others, what
 
 
 @pytest.mark.seed("brighter-32")
 def test_target_of_a_route_is_not_dropped(conn: Connection) -> None:
     for key in ("dead_letter_to", "invalid_to"):
+        sql.create(conn)
+        sql.create(conn, "source", **{key: "q"})
         for force in (False, True):
-            sql.create(conn)
-            sql.create(conn, "source", **{key: "q"})
             with sql.refused("ZB009", key, row=(key, force)):
                 drop(conn, force)
-            conn.execute("select bartleby.drop_queue('source', %s)", [force])
-            drop(conn, force)
-            assert_dropped(conn)
-
-
-def test_drop_takes_only_the_rows_of_its_queue(conn: Connection) -> None:
-    sql.create(conn, "a")
-    for name in ("a", "q"):
-        sql.send_count(conn, 3, name)
-        sql.fail_all(conn, sql.claim(conn, 1, name), verdict="dead")
-        sql.claim(conn, 1, name)
-        sql.send(conn, 4, name, delay="1 hour", key="k", unique_for="1 hour")
-    before = sql.row(conn, "select * from bartleby.queues where name = 'a'")
-    drop(conn)
-    assert sql.rows(conn, "select * from bartleby.queues") == [before]
-    assert_dropped(conn)
+        conn.execute("select bartleby.drop_queue('source')")
+        drop(conn, force=False)
 
 
 def test_drop_gives_up_while_a_sender_stays_open(conn: Connection, connect: Connect) -> None:
@@ -132,105 +111,91 @@ def test_drop_gives_up_while_a_sender_stays_open(conn: Connection, connect: Conn
     assert sql.drain(conn) == [1]
 
 
-@pytest.fixture
-def patient(conn: Connection) -> None:
-    """Let drop_queue() wait a minute for a lock, not two seconds, which a busy machine could miss."""
-    conn.execute("alter function bartleby.take_down(text, boolean) set lock_timeout = '60s'")
-
-
-UNDER_WAY: dict[str, Callable[[Connection, Claim], object]] = {
-    "a send": lambda conn, _: sql.send(conn, 1),
-    "a delayed send": lambda conn, _: sql.send(conn, 1, delay="1 hour"),
-    "a unique send": lambda conn, _: sql.send(conn, 1, key="k", unique_for="1 hour"),
-    "a mark": lambda conn, _: conn.execute("select bartleby.mark_handled('q', 'c', 'k')"),
-    "a claim": lambda conn, _: sql.claim(conn),
-    "a retry": lambda conn, claimed: sql.fail(conn, claimed.lease, {"position": claimed.positions[0]}),
-    "a death": lambda conn, claimed: sql.fail(
-        conn, claimed.lease, {"position": claimed.positions[0], "verdict": "dead"}
-    ),
-    "a release": lambda conn, claimed: sql.release(conn, claimed.lease),
-}
+UNDER_WAY: list[Callable[[Connection, Claim], object]] = [
+    lambda conn, _: sql.send(conn, 1),
+    lambda conn, _: sql.send(conn, 1, delay="1 hour"),
+    lambda conn, _: sql.send(conn, 1, key="k", unique_for="1 hour"),
+    lambda conn, _: sql.claim(conn),
+    lambda conn, claimed: sql.fail(conn, claimed.lease, {"position": claimed.positions[0]}),
+    bury,
+    lambda conn, claimed: sql.release(conn, claimed.lease),
+]
 
 
 @pytest.mark.own_database
-@pytest.mark.usefixtures("patient")
-def test_drop_waits_for_transactions_under_way_and_leaves_no_orphan(connect: Connect) -> None:
-    session, dropper, observer = connect(autocommit=False), connect(), connect()
-    for name, work in UNDER_WAY.items():
-        for end in ("commit", "rollback"):
-            sql.create(observer)
-            sql.send_count(observer, 3)
-            work(session, sql.claim(observer, 2))
-            with sql.waiting(observer, dropper, drop, for_whom=session) as second:
-                getattr(session, end)()
-                assert second.result() is None, (name, end)
-            assert_dropped(observer)
-    sql.create(observer)
-    sql.send(session, 1)
-    with sql.waiting(observer, dropper, lambda conn: drop(conn, force=False), for_whom=session) as second:
-        session.commit()
-        with sql.refused("ZB009"):
-            second.result()
-    assert sql.drain(observer) == [1]
+class TestUnderWay:
+    @pytest.fixture(autouse=True)
+    def patient(self, conn: Connection) -> None:
+        """Let drop_queue() wait a minute for a lock, not two seconds, which a busy machine could miss."""
+        conn.execute("alter function bartleby.take_down(text, boolean) set lock_timeout = '60s'")
 
-
-@pytest.mark.own_database
-@pytest.mark.usefixtures("patient")
-def test_drop_leaves_no_orphan_of_counts_that_are_being_added_up(connect: Connect) -> None:
-    """In the second round the group is locked, so that the tally leaves a mark to look again."""
-    janitor, operator, dropper, observer = connect(autocommit=False), connect(autocommit=False), connect(), connect()
-    janitor.execute("set lock_timeout = '1s'")
-    janitor.commit()
-    for locked in (False, True):
+    def test_drop_waits_for_transactions_under_way_and_leaves_no_orphan(self, connect: Connect) -> None:
+        session, dropper, observer = connect(autocommit=False), connect(), connect()
+        for number, work in enumerate(UNDER_WAY):
+            for end in ("commit", "rollback"):
+                sql.create(observer)
+                sql.send_count(observer, 3)
+                work(session, sql.claim(observer, 2))
+                with sql.waiting(observer, dropper, drop, for_whom=session) as second:
+                    getattr(session, end)()
+                    assert second.result() is None, (number, end)
+                assert_dropped(observer)
         sql.create(observer)
-        die(observer, 12)
-        if locked:
-            operator.execute("select from bartleby.failure_group for update")
+        sql.send(session, 1)
+        with sql.waiting(observer, dropper, lambda conn: drop(conn, force=False), for_whom=session) as second:
+            session.commit()
+            with sql.refused("ZB009"):
+                second.result()
+        assert sql.drain(observer) == [1]
+
+    def test_drop_leaves_no_orphan_of_counts_that_are_being_added_up(self, connect: Connect) -> None:
+        """In the second round the group is locked, so that the tally leaves a mark to look again."""
+        janitor, operator = connect(autocommit=False, options="-c lock_timeout=1s"), connect(autocommit=False)
+        dropper, observer = connect(), connect()
+        for locked in (False, True):
+            sql.create(observer)
+            die(observer, 12)
+            if locked:
+                operator.execute("select from bartleby.failure_group for update")
+            janitor.execute("select bartleby.tally()")
+            with sql.waiting(observer, dropper, drop, for_whom=janitor) as second:
+                janitor.commit()
+                operator.rollback()
+                second.result()
+            assert_dropped(observer)
+            observer.execute("select bartleby.tally()")
+            assert_dropped(observer)
+            assert sql.rows(observer, "select * from bartleby.group_hour") == []
+
+    def test_tally_and_drop_do_not_deadlock(self, connect: Connect) -> None:
+        """A worker holds a group of another queue, about which the tally has an alarm to raise."""
+        janitor, worker = connect(autocommit=False, options="-c lock_timeout=1s"), connect(autocommit=False)
+        dropper, observer = connect(), connect()
+        sql.create(observer, "other")
+        die(observer, 9, "other", fingerprint="a")
+        ids = die(observer, 9, fingerprint="b")
+        observer.execute("select bartleby.tally()")
+        change(observer, "discard", *ids)
+        die(observer, 2, "other", fingerprint="a")
+        sql.send(observer, 1, "other")
+        bury(worker, sql.claim(observer, 1, "other"), fingerprint="a", worker_version="9")
         janitor.execute("select bartleby.tally()")
         with sql.waiting(observer, dropper, drop, for_whom=janitor) as second:
+            worker.commit()
             janitor.commit()
-            operator.rollback()
             second.result()
         assert_dropped(observer)
-        observer.execute("select bartleby.tally()")
-        assert_dropped(observer)
-        assert sql.rows(observer, "select * from bartleby.group_hour") == []
-        counted = sql.row(observer, "select letters, exact from bartleby.count_letters('')")
-        assert counted == {"letters": 0, "exact": True}
-
-
-@pytest.mark.own_database
-@pytest.mark.usefixtures("patient")
-def test_tally_and_drop_do_not_deadlock(connect: Connect) -> None:
-    """A worker holds a group of another queue, about which the tally has an alarm to raise."""
-    janitor, worker, dropper, observer = connect(autocommit=False), connect(autocommit=False), connect(), connect()
-    sql.create(observer, "other")
-    die(observer, 9, "other", fingerprint="a")
-    ids = die(observer, 9, fingerprint="b")
-    observer.execute("select bartleby.tally()")
-    change(observer, "discard", *ids)
-    die(observer, 2, "other", fingerprint="a")
-    sql.send(observer, 1, "other")
-    bury(worker, sql.claim(observer, 1, "other"), fingerprint="a", worker_version="9")
-    janitor.execute("set lock_timeout = '1s'")
-    janitor.execute("select bartleby.tally()")
-    with sql.waiting(observer, dropper, drop, for_whom=janitor) as second:
-        worker.commit()
-        janitor.commit()
-        second.result()
-    assert_dropped(observer)
 
 
 def test_calls_during_a_drop_wait_fail_and_leave_no_orphan(connect: Connect, conn: Connection) -> None:
     dropper, other = connect(autocommit=False), connect()
-    calls: dict[str, tuple[str | None, Callable[[Connection], object]]] = {
-        "send": (None, lambda conn: sql.send(conn, 1)),
-        "delayed send": (None, lambda conn: sql.send(conn, 1, delay="1 hour")),
-        "send_many": (None, lambda conn: sql.send_count(conn, 1)),
-        "claim": ("ZB001", sql.claim),
-        "drop": ("ZB001", drop),
-    }
-    for name, (sqlstate, call) in calls.items():
+    calls: list[tuple[str | None, Callable[[Connection], object]]] = [
+        (None, lambda conn: sql.send(conn, 1)),
+        (None, lambda conn: sql.send(conn, 1, delay="1 hour")),
+        ("ZB001", sql.claim),
+        ("ZB001", drop),
+    ]
+    for sqlstate, call in calls:
         sql.create(conn)
         sql.send(conn, 1)
         drop(dropper)
@@ -238,5 +203,5 @@ def test_calls_during_a_drop_wait_fail_and_leave_no_orphan(connect: Connect, con
             dropper.commit()
             with pytest.raises(psycopg.Error) as caught:
                 second.result()
-        assert sqlstate in (None, caught.value.sqlstate), name
+        assert sqlstate in (None, caught.value.sqlstate), call
         assert_dropped(conn)

@@ -5,8 +5,8 @@ import pytest
 from tests.kit import sql
 from tests.kit.clock import Clock
 from tests.kit.events import NOT_TOLD, about, everything, kinds, put_sink, received
-from tests.kit.plans import change, command, die, die_of, kill_all, started, step, steps, work_all
-from tests.kit.sql import Connection
+from tests.kit.plans import change, command, die, die_of, kill_all, started, steps, work_all
+from tests.kit.sql import Connect, Connection
 
 pytestmark = pytest.mark.usefixtures("q")
 
@@ -115,34 +115,6 @@ class TestOtherEvents:
         command(conn, "cancel", started(conn, die(conn)))
         assert [len(received(conn, f"bus-{name}")) for name in ("q", "other")] == [1, 0]
 
-    def test_plan_finishes_is_cancelled_or_aborts(self, conn: Connection) -> None:
-        plans = [started(conn, die(conn, 3))]
-        step(conn)
-        work_all(conn)
-        step(conn)
-        plans.append(started(conn, die(conn, 3)))
-        command(conn, "cancel", plans[-1])
-        plans.append(started(conn, "queue:q", canary=1, tolerance=0))
-        step(conn)
-        kill_all(conn)
-        step(conn)
-        told = everything(conn, kind=".replay.")
-        assert kinds(told) == ["replay.finished", "replay.cancelled", "replay.aborted"]
-        assert [each["subject"] for each in told] == [f"replay/{plan}" for plan in plans]
-        expected = {"items": 3, "done": 3, "died_again": 0, "queue": "q", "actor": "ann"}
-        assert {name: told[0]["data"][name] for name in expected} == expected
-
-    def test_breaker_opens_and_closes(self, conn: Connection) -> None:
-        put_sink(conn)
-        conn.execute("select bartleby.open_breaker('q', 'ConnectionError', '0')")
-        conn.execute("select bartleby.close_breaker('q', 'ann', 'it is back')")
-        opened, closed = received(conn)
-        assert kinds([opened, closed]) == ["breaker.opened", "breaker.closed"]
-        assert (opened["subject"], opened["data"]) == ("queue/q", {"queue": "q", "cause": "ConnectionError"})
-        assert closed["data"].pop("opened_at")
-        expected = {"queue": "q", "cause": "ConnectionError", "actor": "ann", "reason": "it is back"}
-        assert {name: closed["data"][name] for name in expected} == expected
-
     def test_group_opens_is_resolved_and_regresses(self, conn: Connection) -> None:
         die(conn, error_type="KeyError", error="'a'", fingerprint="f", worker_version="1.0")
         conn.execute("select bartleby.acknowledge_group(1, 'ann', 'mine', 'ann', 'https://tracker.example/1')")
@@ -159,15 +131,6 @@ class TestOtherEvents:
             {**owned, "state": "regressed"},
         ]
 
-    def test_events_of_a_dropped_queue_are_kept(self, conn: Connection) -> None:
-        put_sink(conn)
-        (sent,) = die(conn)
-        conn.execute("select bartleby.drop_queue('q', true)")
-        told = received(conn)
-        assert kinds(told) == ["group.opened", "dead_letter.created"]
-        assert told[0]["data"]["queue"] == "q"
-        assert told[1]["data"] == {"message_id": sent, "queue": "q", "status": "dead", "cycle": 1}
-
     @pytest.mark.own_database
     def test_ids_belong_to_one_installation(self, conn: Connection) -> None:
         die(conn, 3)
@@ -176,6 +139,27 @@ class TestOtherEvents:
         assert not first & {each["id"] for each in everything(conn)}
         with sql.refused("23505", "origin"):
             conn.execute("insert into bartleby.origin (one, id) values (true, gen_random_uuid())")
+
+    def test_events_of_a_dropped_queue_are_kept_and_it_raises_no_alarm(self, conn: Connection) -> None:
+        put_sink(conn)
+        sent = die(conn, 30)[0]
+        conn.execute("select bartleby.drop_queue('q', true)")
+        tally(conn)
+        opened, created, *_ = told = received(conn)
+        assert set(kinds(told)) == {"group.opened", "dead_letter.created"}
+        assert opened["data"]["queue"] == "q"
+        assert created["data"] == {"message_id": sent, "queue": "q", "status": "dead", "cycle": 1}
+
+    @pytest.mark.seed("cordum-1", "cordum-3")
+    def test_event_and_its_delivery_are_part_of_the_transaction(self, connect: Connect, conn: Connection) -> None:
+        put_sink(conn)
+        worker = connect(autocommit=False)
+        sent = sql.send(conn)
+        for end in (worker.rollback, worker.commit):
+            sql.fail_all(worker, sql.claim(worker, 1), verdict="dead")
+            assert (sql.rows(conn, "select * from bartleby.events"), sql.drain(conn, "sink.bus")) == ([], [])
+            end()
+        assert about(received(conn), sent) == [("created", "1", 1)]
 
 
 class TestAlarms:
@@ -187,6 +171,7 @@ class TestAlarms:
             if "dead" in each["data"]
         ]
 
+    @pytest.mark.seed("outbox-44")
     def test_levels_are_exact_and_a_jump_is_reported_once(self, conn: Connection) -> None:
         die(conn)
         for power in range(45):
@@ -203,7 +188,7 @@ class TestAlarms:
         die(conn, fingerprint="jump")
         assert self.alarms(conn) == [*before, ("escalated", 320)]
 
-    def test_drained_group_starts_anew_and_a_decrease_is_no_alarm(self, conn: Connection) -> None:
+    def test_drained_group_starts_anew_and_a_decrease_is_no_alarm(self, conn: Connection, clock: Clock) -> None:
         change(conn, "replay", *die(conn, 3))
         assert self.alarms(conn) == [("drained", 0)], "before it was counted"
         work_all(conn)
@@ -223,16 +208,9 @@ class TestAlarms:
         assert self.alarms(conn)[2:] == [("drained", 0), ("drained", 0)]
         die(conn, 10)
         assert self.alarms(conn)[-1] == ("escalated", 10)
-
-    def test_group_emptied_by_retention_is_drained(self, conn: Connection, clock: Clock) -> None:
-        die(conn, 3)
-        tally(conn)
         clock.advance(40 * 86400.0)
         conn.execute("select bartleby.prune()")
-        assert self.alarms(conn) == [("drained", 0)]
-        clock.advance(40 * 86400.0)
-        conn.execute("select bartleby.prune()")
-        assert sql.column(conn, "select id from bartleby.groups") == []
+        assert self.alarms(conn)[-1] == ("drained", 0), "by retention"
 
     def test_muted_group_raises_no_alarm(self, conn: Connection, clock: Clock) -> None:
         die(conn, 5)
@@ -245,33 +223,3 @@ class TestAlarms:
         clock.advance(3601)
         die(conn, 10)
         assert self.alarms(conn) == [("escalated", 20)]
-
-    def test_dropped_queue_raises_no_alarm(self, conn: Connection) -> None:
-        die(conn, 30)
-        conn.execute("select bartleby.drop_queue('q', true)")
-        tally(conn)
-        assert everything(conn, kind="escalated") == everything(conn, kind="drained") == []
-
-    @pytest.mark.seed("outbox-44")
-    def test_each_doubling_from_ten_on_is_reported_once(self, conn: Connection) -> None:
-        for count in (9, 1, 1, 8, 1, 1, 19, 40, 240):
-            die(conn, count)
-            tally(conn)
-        assert self.alarms(conn) == [("escalated", level) for level in (10, 20, 40, 80, 320)]
-        assert len(everything(conn, kind="group.opened")) == 1
-
-
-class TestOneTransaction:
-    @pytest.mark.parametrize("end", ["commit", "rollback"])
-    @pytest.mark.seed("cordum-1", "cordum-3")
-    def test_event_and_its_delivery_are_part_of_the_transaction(
-        self, connect: sql.Connect, conn: Connection, end: str
-    ) -> None:
-        put_sink(conn)
-        worker = connect(autocommit=False)
-        sent = sql.send(conn)
-        sql.fail_all(worker, sql.claim(worker, 1), verdict="dead")
-        assert (sql.rows(conn, "select * from bartleby.events"), sql.drain(conn, "sink.bus")) == ([], [])
-        getattr(worker, end)()
-        assert about(received(conn), sent) == ([("created", "1", 1)] if end == "commit" else [])
-        assert bool(sql.rows(conn, "select * from bartleby.events")) == (end == "commit")

@@ -17,23 +17,6 @@ def claimed(conn: Connection, count: int = 3, queue: str = "q") -> Claim:
     return sql.claim(conn, count, queue)
 
 
-@pytest.mark.seed("pulse-2", "pulse-3", "pulse-17")
-def test_fail_reports_the_outcome_of_each_message(conn: Connection, clock: Clock) -> None:
-    sql.create(conn, "q", backoff="fixed", base=10)
-    work = claimed(conn)
-    first, _, third = work.positions
-    answers = sql.fail(conn, work.lease, {"position": third, "verdict": "dead"}, {"position": first})
-    by_position = {answer["position"]: answer for answer in answers}
-    assert set(by_position) == {first, third}
-    assert by_position[first]["verdict"] == "retry"
-    assert by_position[third] == {"position": third, "message_id": work.ids[2], "verdict": "dead", "retry_at": None}
-    assert sql.stats(conn)["leased"] == 1
-    clock.advance(11)
-    again = sql.claim(conn, 9).one
-    assert (again["message_id"], again["attempt"], again["payload"]) == (work.ids[0], 2, 1)
-    assert sql.ack(conn, work.lease) == 1
-
-
 BAD_FAILURES: list[Any] = [
     *(1, None, [], {}),
     *({"position": position} for position in (None, "1", 1.5, 1e300, -1)),
@@ -100,18 +83,8 @@ VERDICTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] 
 }  # fmt: skip
 
 
-@pytest.mark.seed(
-    "brighter-59",
-    "outbox-11",
-    "outbox-12",
-    "outbox-62",
-    "pgmq-75",
-    "pulse-1",
-    "pulse-6",
-    "pulse-15",
-    "pulse-19",
-    "pulse-42",
-)
+@pytest.mark.seed("brighter-59", "outbox-11", "outbox-12", "outbox-62", "pgmq-75")
+@pytest.mark.seed("pulse-1", "pulse-6", "pulse-15", "pulse-19", "pulse-42")
 def test_budgets_of_queue_message_and_handler(conn: Connection, clock: Clock) -> None:
     for name, (policy, options, failure, expected) in VERDICTS.items():
         sql.create(conn, "q", **({"max_attempts": 3, "give_up_after": None} | policy))
@@ -154,6 +127,7 @@ def test_rule_explains_the_verdict_in_every_interval_style(conn: Connection) -> 
         assert sql.column(conn, recorded, work.lease) == [rule for _, rule in cases], style
 
 
+@pytest.mark.seed("pulse-2", "pulse-3", "pulse-17")
 @pytest.mark.seed("outbox-26", "pulse-5", "pulse-18", "pulse-21", "pulse-22", "pulse-32", "pulse-38", "pulse-41")
 def test_attempts_and_dead_letter_have_all_the_evidence(conn: Connection, clock: Clock) -> None:
     """Endless texts are cut."""
@@ -189,82 +163,29 @@ def test_attempts_and_dead_letter_have_all_the_evidence(conn: Connection, clock:
     assert {name: found for name, found in letter.items() if found is not None} == known
 
 
-def test_delay_is_that_of_the_worker_and_never_longer_than_the_cap(conn: Connection) -> None:
-    """tests/property/test_policy_curves.py has the curves."""
-    sql.fail_all(conn, claimed(conn, 1), delay=12.5)
-    assert sql.value(conn, "select retry_at - failed_at from bartleby.attempts") == timedelta(seconds=12.5)
-    for backoff in ("exponential", "quadratic", "fixed", "schedule", "none"):
-        sql.create(conn, "q", backoff=backoff, schedule=[1], factor=1000, cap="100 years")
-        longest = sql.value(conn, "select bartleby.retry_delay(q, 32000) from bartleby.queue q where q.name = 'q'")
-        assert longest <= timedelta(days=365.25 * 100), backoff
-
-
-@pytest.mark.seed("brighter-58")
-def test_rejection_is_recorded_as_an_attempt_whatever_the_verdict(conn: Connection) -> None:
-    for reason, dies_of in (("unacceptable", "unacceptable"), ("delivery_error", "terminal")):
-        for how in ("reject", "fail"):
-            sent = sql.send(conn, how)
-            work = sql.claim(conn)
-            if how == "reject":
-                sql.reject(conn, work.lease, work.positions[0], reason, "no such street")
-            else:
-                sql.fail_all(conn, work, reason=reason, verdict="retry", error="no such street")
-            recorded = "select outcome, verdict, rule, error_type, error, attempt from bartleby.attempts"
-            assert sql.row(conn, recorded + " where message_id = %s", sent) == {
-                "outcome": "rejected", "verdict": "dead", "rule": f"rejected as {reason}", "error": "no such street",
-                "error_type": reason if how == "reject" else None, "attempt": 1,
-            }  # fmt: skip
-            assert sql.value(conn, "select reason from bartleby.dead_letters where message_id = %s", sent) == dies_of
-
-
 @pytest.mark.seed("brighter-12", "brighter-37")
-def test_failures_and_rejections_of_one_call_follow_their_routes(conn: Connection) -> None:
+def test_failures_of_one_call_follow_their_routes(conn: Connection) -> None:
     """Exhausted messages follow the route too; retried ones follow none; a copy that dies follows its own."""
     sql.create(conn, "last")
     sql.create(conn, "invalid")
     sql.create(conn, "dead", dead_letter_to="last", max_attempts=1)
     sql.create(conn, "q", invalid_to="invalid", dead_letter_to="dead")
-    work = claimed(conn, 5)
-    fields: list[dict[str, Any]] = [
-        {"reason": "unacceptable", "error_type": "E", "error": "e"},
-        {"reason": "delivery_error"},
-        {"verdict": "dead"},
-        {"max_attempts": 1, "error_type": "KeyError", "error": "'a'"},
-        {},
+    work = claimed(conn)
+    error: dict[str, Any] = {"error_type": "KeyError", "error": "'a'"}
+    failures = (error | {"reason": "unacceptable"}, error | {"max_attempts": 1}, error)
+    sql.fail(conn, work.lease, *({"position": p, **f} for p, f in zip(work.positions, failures, strict=True)))
+    copies = {name: sql.claim(conn, 9, name) for name in ("invalid", "dead")}
+    found = [
+        (copy.one["payload"], *(copy.one["headers"][word] for word in ("rejection_reason", "rejection_message")))
+        for copy in copies.values()
     ]
-    answers = sql.fail(conn, work.lease, *({"position": p, **f} for p, f in zip(work.positions, fields, strict=True)))
-    assert sorted(answer["verdict"] for answer in answers) == ["dead", "dead", "dead", "dead", "retry"]
-    outcomes = sql.column(conn, "select outcome from bartleby.attempts order by message_id")
-    assert outcomes == ["rejected", "rejected", "failed", "failed", "failed"]
-    copy = sql.claim(conn, 9, "invalid").one
-    words = ("rejection_reason", "rejection_message")
-    assert (copy["payload"], *(copy["headers"][word] for word in words)) == (1, "unacceptable", "E: e")
-    copies = sql.claim(conn, 9, "dead")
-    assert sorted(copies.payloads) == [2, 3, 4]
-    by_payload = {message["payload"]: message["headers"] for message in copies.messages}
-    assert tuple(by_payload[4][word] for word in words) == ("delivery_error", "KeyError: 'a'")
-    enriched = {"original_queue", "original_message_id", "rejection_reason", "rejection_timestamp", "rejection_message"}
-    assert set(by_payload[2]) == enriched
-    sql.fail_all(conn, copies)
-    assert {message["headers"]["original_queue"] for message in sql.claim(conn, 9, "last").messages} == {"dead"}
-    assert (sql.stats(conn)["dead"], sql.stats(conn, "dead")["dead"], sql.stats(conn, "last")["ready"]) == (4, 3, 0)
+    assert found == [(1, "unacceptable", "KeyError: 'a'"), (2, "delivery_error", "KeyError: 'a'")]
+    sql.fail_all(conn, copies["dead"])
+    assert sql.claim(conn, 9, "last").one["headers"]["original_queue"] == "dead"
+    assert (sql.stats(conn)["dead"], sql.stats(conn, "dead")["dead"], sql.stats(conn, "last")["ready"]) == (2, 1, 0)
 
 
-CURVES: list[tuple[dict[str, Any], list[float]]] = [
-    ({"jitter": "none"}, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]),
-    ({"jitter": "none", "base": 3, "factor": 3, "cap": 50}, [3, 9, 27, 50, 50]),
-    ({"jitter": "none", "factor": 1}, [1, 1, 1]),
-    ({"jitter": "none", "base": 0}, [0, 0, 0]),
-    ({"jitter": "none", "base": 10, "cap": 5}, [5, 5]),
-    ({"backoff": "quadratic"}, [1, 4, 9, 16, 25]),
-    ({"backoff": "quadratic", "base": 2, "cap": 20}, [2, 8, 18, 20]),
-    ({"backoff": "fixed", "base": 7}, [7, 7, 7]),
-    ({"backoff": "schedule", "schedule": [5, 1, "2 minutes"]}, [5, 1, 120, 120, 120]),
-    ({"backoff": "none"}, [0, 0, 0]),
-]
-
-
-def delays(conn: Connection, clock: Clock, count: int, queue: str = "q", **failure: Any) -> list[float]:
+def delays(conn: Connection, clock: Clock, count: int, queue: str, **failure: Any) -> list[float]:
     """The delays after the first attempts of one message."""
     sent = sql.send(conn, 1, queue, max_attempts=32000)
     for _ in range(count):
@@ -274,26 +195,18 @@ def delays(conn: Connection, clock: Clock, count: int, queue: str = "q", **failu
     return [delay.total_seconds() for delay in sql.column(conn, query, sent)]
 
 
-@pytest.mark.seed("outbox-8", "outbox-13", "pgmq-67", "pulse-16", "pulse-36")
-def test_delay_follows_the_curve_of_the_policy_or_the_worker(conn: Connection, clock: Clock) -> None:
-    for n, (policy, expected) in enumerate(CURVES):
-        sql.create(conn, f"q{n}", **policy)
-        assert delays(conn, clock, len(expected), f"q{n}") == pytest.approx(expected), policy
-    assert delays(conn, clock, 2, delay=12.5) == pytest.approx([12.5, 12.5])
-    for backoff in ("exponential", "quadratic", "fixed", "schedule", "none"):
-        sql.create(conn, "q", backoff=backoff, schedule=[1], factor=1000, cap="100 years")
-        longest = sql.value(conn, "select bartleby.retry_delay(q, 32000) from bartleby.queue q where q.name = 'q'")
-        assert longest <= timedelta(days=365.25 * 100), backoff
-
-
-@pytest.mark.seed("outbox-9", "outbox-10")
-def test_full_jitter_is_anywhere_up_to_the_curve(conn: Connection, clock: Clock) -> None:
-    policies: list[dict[str, Any]] = [{"base": 100}, {"backoff": "fixed", "base": 100, "jitter": "full"}]
-    for n, policy in enumerate(policies):
-        sql.create(conn, f"q{n}", cap=100, **policy)
-        found = delays(conn, clock, 40, f"q{n}")
-        assert all(0 <= delay <= 100 for delay in found), policy
-        assert (min(found) < 40, max(found) > 60, len(set(found)) > 30) == (True, True, True), policy
+@pytest.mark.seed("outbox-8", "outbox-9", "outbox-10", "outbox-13", "pgmq-67", "pulse-16", "pulse-36")
+def test_retry_waits_as_the_policy_or_the_worker_says(conn: Connection, clock: Clock) -> None:
+    """tests/property/test_policy_curves.py has all curves."""
+    sql.create(conn, "exponential", jitter="none")
+    sql.create(conn, "schedule", backoff="schedule", schedule=[5, 1, "2 minutes"])
+    assert delays(conn, clock, 10, "exponential") == pytest.approx([1, 2, 4, 8, 16, 32, 64, 128, 256, 300])
+    assert delays(conn, clock, 4, "schedule") == pytest.approx([5, 1, 120, 120])
+    assert delays(conn, clock, 2, "q", delay=12.5) == pytest.approx([12.5, 12.5])
+    sql.create(conn, "jitter", base=100, cap=100)
+    found = delays(conn, clock, 40, "jitter")
+    assert all(0 <= delay <= 100 for delay in found)
+    assert (min(found) < 40, max(found) > 60, len(set(found)) > 30) == (True, True, True)
 
 
 ROUTES: list[tuple[str, dict[str, str], str | None]] = [
@@ -311,17 +224,26 @@ ROUTES: list[tuple[str, dict[str, str], str | None]] = [
 @pytest.mark.seed("brighter-1", "brighter-6", "brighter-13", "brighter-14", "brighter-15", "brighter-16", "brighter-21")
 @pytest.mark.seed("brighter-23", "brighter-24", "brighter-26", "brighter-29", "brighter-30", "brighter-31")
 @pytest.mark.seed("brighter-40", "brighter-41", "brighter-42", "brighter-43", "brighter-45", "brighter-46")
-@pytest.mark.seed("brighter-47", "brighter-48")
+@pytest.mark.seed("brighter-47", "brighter-48", "brighter-58")
 def test_rejected_message_is_kept_and_its_copy_follows_the_route(conn: Connection) -> None:
     for name in ("dead", "invalid"):
         sql.create(conn, name)
     headers = {"type": "order", "x": 1}
     for reason, routes, target in ROUTES:
-        case = f"{reason} {routes}"
+        how = "fail" if "dead_letter_to" in routes else "reject"
+        case = f"{how} {reason} {routes}"
         sql.create(conn, "q", **{"dead_letter_to": None, "invalid_to": None, **routes})
         sent = sql.send(conn, {"a": 1}, headers=headers, key="k", generation=3)
         work = sql.claim(conn)
-        sql.reject(conn, work.lease, work.positions[0], reason, "no such street")
+        if how == "reject":
+            sql.reject(conn, work.lease, work.positions[0], reason, "no such street")
+        else:
+            sql.fail_all(conn, work, reason=reason, verdict="retry", error="no such street")
+        recorded = "select outcome, verdict, rule, error_type, error, attempt from bartleby.attempts"
+        assert sql.row(conn, recorded + " where message_id = %s", sent) == {
+            "outcome": "rejected", "verdict": "dead", "rule": f"rejected as {reason}", "error": "no such street",
+            "error_type": reason if how == "reject" else None, "attempt": 1,
+        }, case  # fmt: skip
         letter = sql.row(conn, "select * from bartleby.dead_letters where message_id = %s", sent)
         assert letter["reason"] == ("unacceptable" if reason == "unacceptable" else "terminal"), case
         assert letter["headers"] == headers, case

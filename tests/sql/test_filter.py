@@ -29,16 +29,11 @@ LETTERS: dict[str, dict[str, Any]] = {
 DEAD = {name for name, letter in LETTERS.items() if letter.get("status", "dead") == "dead"}
 FIND: dict[str, set[str]] = {
     "": DEAD,
-    "   \t\n ": DEAD,
-    "status:dead": DEAD,
-    "status:any": set(LETTERS),
     "STATUS:Any": set(LETTERS),
     "status:replayed,resolved": {"back", "done"},
     "-status:dead": {"gone", "back", "done"},
-    "-status:dead,resolved": {"gone", "back"},
     "status:dead status:resolved": set(),
     "queue:mail": {"mail", "keyed", "odd"},
-    "queue:mail,wide": {"mail", "keyed", "odd", "wide", "bare"},
     "queue:m*": {"mail", "keyed", "odd"},
     "type:KeyError": {"plain", "text"},
     "type:builtins.KeyError": {"text"},
@@ -49,15 +44,11 @@ FIND: dict[str, set[str]] = {
     'type:"*KeyError"': set(),
     "type:*": {"plain", "text", "list", "bare"},
     "TIMEOUT": {"text"},
-    '"key: \'a"': {"plain"},
-    "error:timeout,full": {"text", "mail"},
     "100 of": {"keyed"},
     "error:100%": {"mail"},
     'error:100" of"': {"keyed"},
     "100*100": {"keyed"},
     "b,": {"wide"},
-    '"c:d"': {"wide"},
-    '"a\nb"': {"wide"},
     "STRASSE": set(),
     "😀": {"bare"},
     "error:*": {"plain", "text", "mail", "keyed", "wide", "bare"},
@@ -69,11 +60,9 @@ FIND: dict[str, set[str]] = {
     r"""key:a"*"b"\"c"*""": {"odd"},
     "key:a_b*": set(),
     'key:""': set(),
-    "id:4": {"mail"},
-    "id:1,4,99": {"plain", "mail"},
     "id:4..6": {"mail", "keyed", "odd"},
     "id:>7": {"held", "wide", "bare"},
-    "id:<=2": {"plain", "text"},
+    "id:>=12": {"wide", "bare"},
     "id:=4": {"mail"},
     "id:4,>12": {"mail", "bare"},
     "reason:crashed": {"late"},
@@ -97,13 +86,10 @@ FIND: dict[str, set[str]] = {
     "fingerprint:f1.* status:any": {"gone", "back"},
     "payload.a.b:42": {"plain", "text", "list"},
     'payload.a.b:"42"': {"text"},
-    "payload.a.b:7": {"list"},
     "payload.a.b:>10": {"plain", "list"},
     "payload.a.b:4*": {"plain", "text", "list"},
     "payload.a.b:*": {"plain", "text", "list"},
     "payload.n:3.5": {"keyed"},
-    "payload.n:3.50": {"keyed"},
-    "payload.n:35e-1": {"keyed"},
     "payload.n:-2": {"odd"},
     "payload.n:>=-2.0": {"keyed", "odd", "held"},
     "payload.n:null status:any": {"done"},
@@ -112,7 +98,6 @@ FIND: dict[str, set[str]] = {
     "payload.s:a_b": {"odd"},
     "payload.s:a%": set(),
     "payload.s:a_*": {"odd"},
-    "payload.s:A*": set(),
     "payload:5": {"bare"},
     "payload:x": {"wide"},
     "payload.y:z": {"wide"},
@@ -123,38 +108,33 @@ FIND: dict[str, set[str]] = {
 }
 
 
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
+@pytest.fixture(autouse=True)
+def queues(conn: Connection) -> None:
     for queue in ("q", "mail", "wide"):
         create(conn, queue)
-    return conn
 
 
 @pytest.fixture
-def gallery(conn: Connection) -> Connection:
+def gallery(conn: Connection, queues: None) -> Connection:
     for columns in LETTERS.values():
         letter(conn, **columns)
     return conn
 
 
-def test_every_filter_finds_its_letters_in_every_order(gallery: Connection) -> None:
-    numbers = {name: columns["message_id"] for name, columns in LETTERS.items()}
-    for text, names in FIND.items():
-        expected = {numbers[name] for name in names}
-        for sort in ("newest", "oldest", "id", "-id"):
-            assert set(found(gallery, text, sort=sort)) == expected, (text, sort)
-        assert found(gallery, text, sort="id") == sorted(expected), text
-        assert found(gallery, text, sort="-id") == sorted(expected, reverse=True), text
-        assert listed_ids(gallery, text) == sorted(expected), text
-        assert counted(gallery, text) == (len(expected), True), text
-
-
-def test_ids_are_limited_and_groups_are_found_by_number(gallery: Connection) -> None:
-    assert [listed_ids(gallery, "", limit) for limit in (1, 2)] == [[1], [1, 2]]
+def test_every_filter_finds_its_letters_in_every_order_and_session(gallery: Connection) -> None:
+    for setting in ("intervalstyle = 'sql_standard'", "datestyle = 'German'", "timezone = 'America/St_Johns'"):
+        gallery.execute(f"set {setting}".encode())
+    if gallery.info.server_version < 190000:
+        gallery.execute("set standard_conforming_strings = off")
     group = value(gallery, "select group_id from bartleby.dead_letter where message_id = 1")
-    assert found(gallery, f"group:{group}") == [1]
-    assert set(found(gallery, f"-group:{group} type:*KeyError")) == {2, 3}
-    assert counted(gallery, f"group:{group}") == (1, True)
+    by_group = {f"group:{group}": {"plain"}, f"-group:{group} type:*KeyError": {"text", "list"}}
+    for text, names in (FIND | by_group).items():
+        expected = sorted(LETTERS[name]["message_id"] for name in names)
+        for sort in ("newest", "oldest", "id", "-id"):
+            assert sorted(found(gallery, text, sort=sort)) == expected, (text, sort)
+        assert listed_ids(gallery, text) == expected, text
+        assert counted(gallery, text) == (len(expected), True), text
+    assert [listed_ids(gallery, "", limit) for limit in (1, 2)] == [[1], [1, 2]]
 
 
 def test_times_are_utc_unless_they_have_an_offset(conn: Connection) -> None:
@@ -178,12 +158,8 @@ def test_times_are_utc_unless_they_have_an_offset(conn: Connection) -> None:
         "dead:<=2026-11-14": [1, 2],
         "dead:>2026-11-14T03:00Z": [4, 5, 6, 7],
         "dead:>2026-11-14T04:00+01:00": [4, 5, 6, 7],
-        "dead:>2026-11-14T04:30+0130": [4, 5, 6, 7],
-        "dead:>2026-11-14T04+01": [4, 5, 6, 7],
         "dead:>2026-11-13T22:00-05:00": [4, 5, 6, 7],
-        "dead:2026-11-13,2026-11-15": [1, 7],
         "-dead:2026-11-14": [1, 7],
-        "dead:9999-12-31": [],
         "dead:>2026-11-14 dead:<2026-11-15": [3, 4, 5, 6],
     }.items():
         assert found(conn, text, sort="oldest") == expected, text
@@ -204,12 +180,10 @@ def test_restored_letter_is_sorted_by_its_restoration_and_found_by_its_death(con
         letter(conn, message_id=number, ago=ago, changed_ago=changed, error_type="E")
     group = value(conn, "select group_id from bartleby.dead_letter where message_id = 1")
     for narrow in ("", "queue:q", f"group:{group}", "type:E"):
-        assert found(conn, f"{narrow} age:>1h") == [2, 3, 1]
+        assert found(conn, f"{narrow} age:>1h") == found(conn, f"{narrow} age:1h..3h") == [2, 3, 1]
         assert found(conn, f"{narrow} age:>1h", sort="oldest") == [1, 3, 2]
         assert found(conn, f"{narrow} age:<1h") == [5, 4]
-        assert found(conn, f"{narrow} age:1h..3h") == [2, 3, 1]
         assert counted(conn, f"{narrow} age:>1h") == (3, True)
-    assert found(conn, "queue:mail age:>1h") == []
 
 
 def test_types_are_found_in_merged_groups(conn: Connection) -> None:
@@ -237,34 +211,25 @@ ERRORS: dict[str, tuple[int, str, str]] = {
     "queue:mial": (7, "there is no queue mial", "did you mean mail?"),
     "queue:q,nope": (9, "there is no queue nope", "bartleby.queues"),
     "queue:": (7, "expected a queue", "queue:NAME"),
-    "type:KeyError,": (15, "expected a type", "type:NAME"),
-    "key:a,,b": (7, "expected a key", "key:NAME"),
     "status:ded": (8, "expected one of: dead, replayed, resolved, discarded, any", "did you mean dead?"),
     "reason:tired": (8, "expected one of: exhausted, terminal", "reason:exhausted"),
     "held:maybe": (6, "expected yes or no", "held:yes"),
     "attempts:many": (10, "expected a whole number", "attempts:>=5"),
-    "attempts:3..": (10, "expected a whole number", "attempts:3..7"),
     "id:99999999999999999999": (4, "expected a whole number", "id:5"),
     "attempts>=5": (9, "a colon is missing after attempts", "write attempts:>=5,"),
     "group:x": (7, "expected the number of a group", "group:5,6"),
-    "group:>1": (7, "expected the number of a group", "group:5,6"),
     "group:4711": (7, "there is no group 4711", "bartleby.groups"),
     "age:1h": (5, "expected a comparison with a duration", "age:>1h"),
     "age:>1x": (5, "expected a comparison with a duration", "s, m, h, d and w"),
     "dead:yesterday": (6, "expected a time", "dead:2026-11-14"),
-    "dead:2026-13-01": (6, "expected a time", "dead:2026-11-14"),
-    "dead:2026-11-14T25:00": (6, "expected a time", "UTC"),
     "dead:0000-01-01": (6, "expected a time", "UTC"),
     "payload.:1": (9, "a key is expected after the dot", "payload.customer.id:42"),
     'payload."a"b:1': (9, "a key is expected after the dot", 'payload."a.b":42'),
     "payload.a:": (11, "expected a value", "payload.customer.id:42"),
     "payload.a:>x": (12, "expected a number", "payload.amount:>=9.5"),
     'error:""': (7, "expected a text", "error:timeout"),
-    '""': (1, "expected a text", "error:timeout"),
     '"abc': (1, "a quote is opened and never closed", r"write \" for a quote"),
-    r'"a\"': (1, "a quote is opened and never closed", r"write \" for a quote"),
     "-": (1, "nothing follows the minus", "-status:dead"),
-    "x  - y": (4, "nothing follows the minus", "-status:dead"),
     "ä😀 ö:x age:1": (12, "expected a comparison", "age:>1h"),
     "x" * 10_001: (10_001, "the filter is too long", "10,000"),
     " ".join(["x"] * 51): (101, "there are too many terms", "at most 50"),
@@ -287,15 +252,10 @@ def test_errors_name_position_problem_and_hint(conn: Connection) -> None:
 
 def test_filters_at_the_limits_are_read(conn: Connection) -> None:
     for text in (
-        "x" * 10_000,
-        " ".join(["x"] * 50),
-        "id:" + ",".join(["1"] * 500),
-        "payload.a:" + ",".join(map(str, range(500))),
+        *("x" * 10_000, " ".join(["x"] * 50), "error:" + "*" * 9_000, '"' + '\\"' * 4_000 + '"'),
+        *("id:" + ",".join(["1"] * 500), "payload.a:" + ",".join(map(str, range(500)))),
         "key:" + ",".join(f"{number}*" for number in range(500)),
-        "payload" + ".a" * 100 + ":1",
-        "payload." + "a" * 9_000 + ":1",
-        "error:" + "*" * 9_000,
-        '"' + '\\"' * 4_000 + '"',
+        *("payload" + ".a" * 100 + ":1", "payload." + "a" * 9_000 + ":1"),
     ):
         assert found(conn, text) == []
 
@@ -336,7 +296,11 @@ def test_terms_are_combined_and_negated(gallery: Connection, terms: list[tuple[s
 @example(text='payload."\\u0041":"\\u0041"')
 @example(text="payload.a:\x01\x1f\x7f")
 def test_any_text_is_a_filter_or_an_error_with_a_position(gallery: Connection, text: str) -> None:
-    letters, error = attempted(gallery, text)
+    letters, error = [], None
+    try:
+        letters = found(gallery, text)
+    except psycopg.Error as caught:
+        error = caught
     if error is not None:
         assert error.sqlstate == "ZB011", (text, error)
         position = int((error.diag.message_detail or "").removeprefix("position "))
@@ -346,13 +310,6 @@ def test_any_text_is_a_filter_or_an_error_with_a_position(gallery: Connection, t
         assert set(letters) <= set(range(1, 14))
         assert counted(gallery, text) == (len(letters), True)
     assert value(gallery, "select count(*) from bartleby.dead_letter") == len(LETTERS)
-
-
-def attempted(conn: Connection, text: str) -> tuple[list[int], psycopg.Error | None]:
-    try:
-        return found(conn, text), None
-    except psycopg.Error as error:
-        return [], error
 
 
 @many
@@ -368,13 +325,3 @@ def test_quoted_value_is_found_literally(conn: Connection, words: str) -> None:
         pieces = (f"key:{quoted}", f"error:{quoted}", f"payload.{quoted}.in:{quoted}", f"headers.{quoted}:{quoted}")
         for text in (quoted, *pieces):
             assert found(conn, text) == [right], text
-
-
-def test_session_settings_do_not_change_the_meaning(gallery: Connection) -> None:
-    texts = ["key:order-1*", r'''key:"a*b\"c\\d'e%f"''', 'payload.a.b:"42"', "age:>1h", '"key: \'a"']
-    expected = [found(gallery, text) for text in texts]
-    for setting in ("intervalstyle = 'sql_standard'", "datestyle = 'German'", "timezone = 'America/St_Johns'"):
-        gallery.execute(f"set {setting}".encode())
-    if gallery.info.server_version < 190000:
-        gallery.execute("set standard_conforming_strings = off")
-    assert [found(gallery, text) for text in texts] == expected

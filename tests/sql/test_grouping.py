@@ -8,19 +8,11 @@ from psycopg.types.json import Jsonb
 
 from tests.kit import sql
 from tests.kit.clock import Clock
-from tests.kit.plans import adds_up, bury, change, die, die_of, events, kill_all, letter_of
+from tests.kit.plans import adds_up, bury, bury_each, change, die, die_of, group, kill_all, letter_of, tally
 from tests.kit.refusals import Refusal, check_refusals
-from tests.kit.sql import Claim, Connect, Connection, Row, claim, column, create, refused, row, rows, value, waiting
+from tests.kit.sql import NO_WAIT, Connect, Connection, claim, column, create, refused, row, rows, value, waiting
 
-
-@pytest.fixture
-def conn(conn: Connection) -> Connection:
-    create(conn, max_attempts=2, backoff="none")
-    return conn
-
-
-def group(conn: Connection, fingerprint: str) -> Row:
-    return row(conn, "select * from bartleby.groups where fingerprint = %s", fingerprint)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def opened(conn: Connection, fingerprints: str, count: int = 1) -> list[int]:
@@ -34,12 +26,9 @@ def merge(conn: Connection, groups: list[int] | None, into: int | None) -> int:
     return int(value(conn, "select bartleby.merge_groups(%s, %s, 'ann', 'the same')", groups, into))
 
 
-def split(conn: Connection, number: int | None, path: str | None, found: Any, **named: Any) -> int:
-    given = "".join(f", p_{name} => %({name})s" for name in named)
-    query = f"select bartleby.split_group(%(g)s, %(p)s, %(v)s, 'ann', 'another'{given})"
-    answer = conn.execute(query.encode(), {"g": number, "p": path, "v": Jsonb(found), **named}).fetchone()
-    assert answer is not None
-    return int(answer[0])
+def split(conn: Connection, number: int | None, path: str | None, found: Any, title: str | None = None) -> int:
+    query = "select bartleby.split_group(%s, %s, %s, 'ann', 'another', p_title => %s)"
+    return int(value(conn, query, number, path, Jsonb(found), title))
 
 
 def remove_rule(conn: Connection, rule: int | None) -> None:
@@ -51,11 +40,8 @@ def regroup(conn: Connection, limit: int = 10000) -> int:
 
 
 def come_to_rest(conn: Connection) -> None:
-    for _ in range(10):
-        if not value(conn, "select exists (select from bartleby.failure_group where restless)"):
-            return
+    while value(conn, "select exists (select from bartleby.failure_group where restless)"):
         regroup(conn)
-    raise AssertionError(rows(conn, "select * from bartleby.failure_group where restless"))
 
 
 def dead(conn: Connection) -> dict[int, int]:
@@ -66,62 +52,36 @@ def seen_versions(conn: Connection, number: int) -> list[str]:
     return sorted(value(conn, "select seen_versions from bartleby.failure_group where id = %s", number))
 
 
-def bury_each(conn: Connection, claimed: Claim, *fingerprints: str, version: str) -> list[Row]:
-    """One failure for each message, in this order of fingerprints."""
-    details = {"verdict": "dead", "worker_version": version}
-    failures = zip(claimed.positions, fingerprints, strict=True)
-    return sql.fail(conn, claimed.lease, *({"position": at, "fingerprint": each, **details} for at, each in failures))
-
-
 class TestMerge:
-    def test_letters_of_every_status_and_later_deaths_move(self, conn: Connection) -> None:
-        a, b, c = opened(conn, "abc", 4)
-        ids = column(conn, "select message_id from bartleby.dead_letters where group_id = %s order by 1", b)
-        change(conn, "discard", ids[0])
-        change(conn, "replay", ids[1])
-        change(conn, "hold", ids[2])
-        assert merge(conn, [b, c, b], a) == 8
-        counts = rows(conn, "select dead, discarded, replayed from bartleby.groups order by id")
-        assert [tuple(each.values()) for each in counts] == [(10, 1, 1), (0, 0, 0), (0, 0, 0)]
-        kill_all(conn, fingerprint="b")
-        die(conn, 2, fingerprint="c")
-        assert dead(conn) == {a: 13, b: 0, c: 0}
-        types = "select error_types from bartleby.failure_group where id = %s"
-        assert sorted(value(conn, types, a)) == ["", "a", "b", "c"]
-        come_to_rest(conn)
-        assert regroup(conn) == 0
-        assert set(column(conn, "select restless_xid from bartleby.failure_group")) == {None}
-        adds_up(conn)
-
-    def test_deaths_by_hour_move_along(self, conn: Connection, clock: Clock) -> None:
+    def test_letters_move_with_their_hours_and_so_do_later_deaths(self, conn: Connection, clock: Clock) -> None:
         clock.half_past()
-        die(conn, 2, fingerprint="b", worker_version="2")
+        (b,) = opened(conn, "b", 4)
+        ids = column(conn, "select message_id from bartleby.dead_letters order by 1")
         first = group(conn, "b")["first_dead_at"]
         clock.advance(5 * 3600)
         (a,) = opened(conn, "a")
         clock.advance(3600)
-        die(conn, fingerprint="b")
-        last, b = group(conn, "b")["last_dead_at"], group(conn, "b")["id"]
-        conn.execute("select bartleby.tally()")
-        merge(conn, [b], a)
+        (c,) = opened(conn, "c", 2)
+        last = group(conn, "c")["last_dead_at"]
+        for verb, number in zip(("discard", "replay", "hold"), ids, strict=False):
+            change(conn, verb, number)
+        assert merge(conn, [b, c, b], a) == 6
+        counts = rows(conn, "select dead, discarded, replayed from bartleby.groups order by id")
+        assert [tuple(each.values()) for each in counts] == [(0, 0, 0), (5, 1, 1), (0, 0, 0)]
         for _ in range(2):
             found = group(conn, "a")
-            assert found["deaths_by_hour"][-7:] == [2, 0, 0, 0, 0, 1, 1]
+            assert found["deaths_by_hour"][-7:] == [4, 0, 0, 0, 0, 1, 2]
             assert (found["first_dead_at"], found["last_dead_at"]) == (first, last)
             assert set(group(conn, "b")["deaths_by_hour"]) == {0}
-            conn.execute("select bartleby.tally()")
-        assert seen_versions(conn, a) == ["2"]
-
-    def test_moved_letter_is_no_regression_but_a_death_is(self, conn: Connection) -> None:
-        die(conn, fingerprint="a", worker_version="1")
-        die(conn, fingerprint="b", worker_version="2")
-        a, b = group(conn, "a")["id"], group(conn, "b")["id"]
-        conn.execute("select bartleby.resolve_group(%s, 'ann', 'fixed', '2')", [a])
-        merge(conn, [b], a)
-        assert group(conn, "a")["state"] == "resolved"
-        die(conn, fingerprint="b", worker_version="2")
-        assert group(conn, "a")["state"] == "regressed"
-        assert len(events(conn, "group.regressed")) == 1
+            tally(conn)
+        kill_all(conn, fingerprint="b")
+        die(conn, 2, fingerprint="c")
+        assert dead(conn) == {b: 0, a: 8, c: 0}
+        types = value(conn, "select error_types from bartleby.failure_group where id = %s", a)
+        assert sorted(types) == ["", "a", "b", "c"]
+        come_to_rest(conn)
+        assert set(column(conn, "select restless_xid from bartleby.failure_group")) == {None}
+        adds_up(conn)
 
     def test_merges_chain_are_replaced_and_removed(self, conn: Connection) -> None:
         a, b, c, d = opened(conn, "abcd")
@@ -142,8 +102,7 @@ class TestMerge:
 
     def test_letters_move_in_stretches_and_locked_ones_later(self, conn: Connection, connect: Connect) -> None:
         b, a = *opened(conn, "b", 7), *opened(conn, "a")
-        holder, operator = connect(autocommit=False), connect()
-        operator.execute("set statement_timeout = '60s'")
+        holder, operator = connect(autocommit=False), connect(options=NO_WAIT)
         holder.execute("select from bartleby.dead_letter where group_id = %s for update", [b])
         assert merge(operator, [b], a) == 0
         holder.rollback()
@@ -173,10 +132,7 @@ class TestSplit:
         assert dead(conn) == {a: 1, new: 2}
         assert {letter_of(conn, ids[0])["group_id"], letter_of(conn, ids[2])["group_id"]} == {new}
         found = row(conn, "select * from bartleby.groups where id = %s", new)
-        assert (found["title"], found["state"], found["error_type"]) == (
-            *("Germans", "open"),
-            group(conn, "a")["error_type"],
-        )
+        assert (found["title"], found["state"]) == ("Germans", "open")
         assert found["first_dead_at"] == letter_of(conn, ids[0])["dead_at"]
         assert found["last_dead_at"] == letter_of(conn, ids[2])["dead_at"]
         assert (sum(found["deaths_by_hour"]), sum(group(conn, "a")["deaths_by_hour"])) == (2, 1)
@@ -187,21 +143,16 @@ class TestSplit:
         assert dead(conn) == {a: 2, new: 3, fives: 1}
         adds_up(conn)
 
-    def test_values_are_compared_exactly(self, conn: Connection) -> None:
+    def test_values_are_compared_exactly_and_a_split_is_more_particular_than_a_merge(self, conn: Connection) -> None:
         self.letters(conn)
-        a = group(conn, "a")["id"]
+        a, (b,) = group(conn, "a")["id"], opened(conn, "b")
         for path, found, count in (
             *(("headers.h", "FR", 1), ("payload.n.x", [1], 3), ("payload.n", {"x": [1]}, 3)),
             *(("payload.c", "de", 0), ("payload.missing", None, 0)),
         ):
             with conn.transaction(force_rollback=True):
-                assert dead(conn)[a] == 3
                 new = split(conn, a, path, found)
                 assert dead(conn)[new] == count, path
-
-    def test_split_is_more_particular_than_a_merge(self, conn: Connection) -> None:
-        self.letters(conn)
-        a, (b,) = group(conn, "a")["id"], opened(conn, "b")
         germans = split(conn, a, "payload.c", "DE")
         merge(conn, [a], b)
         assert dead(conn) == {a: 0, b: 2, germans: 2}
@@ -216,7 +167,6 @@ class TestSplit:
         split(conn, a, "payload.c", "FR")
         come_to_rest(conn)
         assert letter_of(conn, sent)["group_id"] == new
-        adds_up(conn)
 
 
 def test_refused_rules(conn: Connection) -> None:
@@ -250,12 +200,7 @@ def test_refused_rules(conn: Connection) -> None:
     lines = rows(conn, "select action, a::text as line from bartleby.audit_log a where action ~ 'group' order by id")
     assert [line["action"] for line in lines] == ["group.merge", "group.split", "group.remove_rule"]
     assert not any('"s"' in line["line"] for line in lines), "values of payloads are not audited"
-
-
-def test_rules_are_dropped_with_their_queue(conn: Connection) -> None:
-    a, b = opened(conn, "ab")
-    merge(conn, [b], a)
-    conn.execute("select bartleby.drop_queue('q', true)")
+    conn.execute("select bartleby.drop_queue('q', true), bartleby.drop_queue('other', true)")
     for table in ("failure_group", "group_rule", "group_hour", "group_news", "letter_count", "letter_delta"):
         assert rows(conn, f"select * from bartleby.{table}") == [], table
 
@@ -271,10 +216,8 @@ class TestRaces:
         one, two = connect(autocommit=False), connect()
         bury(one, first, fingerprint="new", worker_version="1")
 
-        def burying(conn: Connection) -> list[Row]:
-            return bury_each(conn, both, "known", "new", version="2")
-
-        with waiting(conn, two, burying, for_whom=one) as other:
+        both_deaths = partial(bury_each, claimed=both, fingerprints=["known", "new"], worker_version="2")
+        with waiting(conn, two, both_deaths, for_whom=one) as other:
             bury(one, second, fingerprint="known", worker_version="3")
             one.commit()
             assert len(other.result()) == 2
@@ -293,17 +236,16 @@ class TestRaces:
         holder.rollback()
         sql.send_count(conn, 2)
         claimed = claim(conn, 2)
-        operator, worker, janitor = connect(autocommit=False), connect(autocommit=False), connect()
-        for session in (worker, janitor):
-            session.execute("set statement_timeout = '60s'")
+        operator, worker = connect(autocommit=False), connect(autocommit=False, options=NO_WAIT)
+        janitor = connect(options=NO_WAIT)
         operator.execute("select bartleby.acknowledge_group(%s, 'ann', 'mine')", [a])
-        bury_each(worker, claimed, "a", "b", version="9")  # it locks b, and leaves the news for a
+        bury_each(worker, claimed, "ab", worker_version="9")  # it locks b, and leaves the news for a
         for _ in range(2):
             regroup(janitor)
-        value(janitor, "select bartleby.tally()")
+        tally(janitor)
         operator.commit()
         worker.commit()
-        value(conn, "select bartleby.tally()")
+        tally(conn)
         come_to_rest(conn)
         assert dead(conn) == {a: 5, b: 5, c: 0, d: 0}
         assert seen_versions(conn, a) == seen_versions(conn, b) == ["9"]
@@ -313,12 +255,11 @@ class TestRaces:
         a, b = opened(conn, "ab", 2)
         sql.send_count(conn, 2)
         claimed = claim(conn, 2)
-        blocker, worker, operator = connect(autocommit=False), connect(autocommit=False), connect()
+        blocker, worker = connect(autocommit=False), connect(autocommit=False, options=NO_WAIT)
         blocker.execute("select from bartleby.failure_group where id = %s for update", [a])
-        worker.execute("set statement_timeout = '60s'")
-        bury_each(worker, claimed, "b", "a", version="9")
+        bury_each(worker, claimed, "ba", worker_version="9")
         blocker.rollback()
-        with waiting(conn, operator, lambda conn: merge(conn, [a], b), for_whom=worker) as merging:
+        with waiting(conn, connect(), lambda conn: merge(conn, [a], b), for_whom=worker) as merging:
             worker.commit()
             merging.result()
         come_to_rest(conn)
@@ -333,4 +274,3 @@ class TestRaces:
             one.commit()
             with refused("ZB008", "belong to one of these"):
                 second.result()
-        adds_up(conn)

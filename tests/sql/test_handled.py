@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.kit.sql import Connection, claim, column, create, fail_all, refused, row, send, value
+from tests.kit.sql import Connection, column, create, refused, row, value
 
 pytestmark = pytest.mark.usefixtures("q")
 
@@ -28,14 +28,6 @@ def test_each_consumer_handles_each_key_once(conn: Connection) -> None:
     assert column(conn, "select bartleby.handled_keys('c', null)") == []
 
 
-def test_mark_belongs_to_the_transaction_of_the_effect(conn: Connection) -> None:
-    with conn.transaction(force_rollback=True):
-        assert mark(conn)
-        assert not mark(conn)
-        assert handled(conn, "id:1") == {"id:1"}
-    assert handled(conn, "id:1") == set()
-
-
 def test_consumer_or_key_out_of_bounds_is_refused_and_the_longest_fit(conn: Connection) -> None:
     for consumer, key in ((None, "k"), ("", "k"), ("x" * 151, "k"), ("c", None), ("c", ""), ("c", "k" * 511)):
         with refused("ZB008", "consumer", row=(consumer, key)):
@@ -44,15 +36,3 @@ def test_consumer_or_key_out_of_bounds_is_refused_and_the_longest_fit(conn: Conn
     consumer, key = "".join(letters[:150]), "".join(letters[150:660])
     assert mark(conn, key, consumer)
     assert handled(conn, key, consumer=consumer) == {key}
-
-
-@pytest.mark.seed("outbox-53")
-def test_mark_survives_the_death_and_the_replay_of_the_message(conn: Connection) -> None:
-    """A worker dies between the effect and the ack; the message becomes a dead letter and is replayed."""
-    sent = send(conn, 1)
-    work = claim(conn)
-    assert mark(conn, f"id:{sent}")
-    fail_all(conn, work, verdict="dead")
-    conn.execute("select bartleby.replay(%s, 'me', 'again')", [[sent]])
-    assert claim(conn).ids == [sent]
-    assert handled(conn, f"id:{sent}") == {f"id:{sent}"}

@@ -3,18 +3,21 @@
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from bartleby import dev
+from bartleby import dev, schema
 from tests.kit import sql
 from tests.kit.refusals import assert_refused
 from tests.kit.sql import Connect, Connection
+from tests.pgmq.conftest import SCRIPT as PGMQ
 
 INSTALL = sql.SQL / "install.sql"
 UNINSTALL = sql.SQL / "uninstall.sql"
+PLPGSQL_CHECK = sorted(Path("/usr/lib/postgresql").glob("*/lib/plpgsql_check.so"))
 pytestmark = pytest.mark.own_database
 
 
@@ -25,15 +28,21 @@ def run(dsn: str, file: Path) -> str:
     return done.stderr
 
 
-@pytest.fixture(scope="module")
-def empty_server(scratch: Path) -> Iterator[dev.Server]:
-    """A cluster of its own, because roles belong to a cluster and not to a database."""
+@contextmanager
+def own_server(scratch: Path, bin_dir: Path | None = None) -> Iterator[dev.Server]:
     folder = Path(tempfile.mkdtemp(prefix="bartleby-test-", dir=scratch))
     try:
-        with dev.start(folder, settings={"fsync": "off"}) as running:
+        with dev.start(folder, bin_dir=bin_dir, settings={"fsync": "off"}) as running:
             yield running
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def empty_server(scratch: Path) -> Iterator[dev.Server]:
+    """A cluster of its own, because roles belong to a cluster and not to a database."""
+    with own_server(scratch) as running:
+        yield running
 
 
 @pytest.fixture
@@ -109,25 +118,18 @@ def test_installing_again_loses_nothing_and_repairs_drift(dsn: str, conn: Connec
     assert sql.value(conn, "select has_function_privilege('public', 'bartleby.reap()', 'execute')") is False
 
 
-def test_another_version_is_refused_and_left_alone(dsn: str, conn: Connection) -> None:
+def test_another_version_or_schema_is_refused_and_left_alone(dsn: str, conn: Connection) -> None:
     sql.create(conn)
     conn.execute("update bartleby.installation set version = '0.0.9'")
-    refusal = sql.psql(dsn, file=INSTALL)
-    assert refusal.returncode == 3
-    assert "ZB010" in refusal.stderr
-    assert "0.0.9" in refusal.stderr
-    assert sql.value(conn, "select bartleby.version()") == "0.0.9"
-    assert sql.send(conn, 1) > 0
-
-
-def test_schema_of_another_owner_is_refused(dsn: str, conn: Connection) -> None:
+    done = sql.psql(dsn, file=INSTALL)
+    assert (done.returncode, "ZB010" in done.stderr, "0.0.9" in done.stderr) == (3, True, True), done.stderr
+    assert (sql.value(conn, "select bartleby.version()"), sql.send(conn, 1) > 0) == ("0.0.9", True)
     conn.execute("drop schema bartleby cascade")
     conn.execute("create role stranger_of_the_schema")
     try:
         conn.execute("create schema bartleby authorization stranger_of_the_schema")
         done = sql.psql(dsn, file=INSTALL)
-        assert done.returncode != 0
-        assert "belongs to another user" in done.stderr
+        assert (done.returncode, "belongs to another user" in done.stderr) == (3, True), done.stderr
         assert sql.rows(conn, "select from pg_class where relnamespace = 'bartleby'::regnamespace") == []
     finally:
         conn.execute("drop schema bartleby cascade")
@@ -188,3 +190,24 @@ def test_user_that_may_not_create_roles_is_warned_and_works_alone(superuser: Con
         assert run(target, INSTALL) == "", "roles that an administrator created get their rights now"
         assert sql.value(conn, "select has_function_privilege('bartleby_worker', 'bartleby.reap()', 'execute')")
     assert "is kept" in run(target, UNINSTALL)
+
+
+@pytest.mark.skipif(not PLPGSQL_CHECK, reason="the system has no plpgsql_check (make plpgsql-check)")
+def test_no_function_has_an_error_that_only_shows_when_it_runs(scratch: Path) -> None:
+    """Every function is compiled against the tables, with pgmq beside them."""
+    with (
+        own_server(scratch, PLPGSQL_CHECK[-1].parent.parent / "bin") as server,
+        psycopg.connect(server.dsn, autocommit=True) as conn,
+    ):
+        conn.execute(PGMQ.read_bytes())
+        schema.install(conn)
+        conn.execute("create extension plpgsql_check")
+        query = (
+            "select p.oid::regprocedure::text as function, c.message"
+            " from pg_proc p join pg_language l on l.oid = p.prolang and l.lanname = 'plpgsql'"
+            " left join pg_trigger t on t.tgfoid = p.oid,"
+            " lateral plpgsql_check_function_tb(p.oid, coalesce(t.tgrelid, 0), oldtable => t.tgoldtable,"
+            "   newtable => t.tgnewtable) c"
+            " where p.pronamespace = 'bartleby'::regnamespace and c.level in ('error', 'security')"
+        )
+        assert sql.rows(conn, query) == []

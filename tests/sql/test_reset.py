@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.clock import move_clock
 from tests.kit.database import Connection, Pool
-from tests.kit.sql import claim, column, create, fail_all, refused, send, value
+from tests.kit.sql import claim, column, create, fail_all, send, value
 
 
 def contents(conn: Connection) -> dict[str, Any]:
@@ -41,31 +41,23 @@ def leave_traces(conn: Connection) -> None:
     conn.execute("update bartleby.segment set current = slot = 1")
 
 
-def test_reset_leaves_no_trace_of_a_test(pool: Pool) -> None:
+def test_reset_leaves_no_trace_of_a_test_nor_what_it_left_open(pool: Pool) -> None:
     with pool.lend("first") as database:
         before = contents(database.conn)
+        other = psycopg.connect(database.dsn)
         leave_traces(database.conn)
         changed = contents(database.conn)
         assert {name for name in before if changed[name] != before[name]} >= {
             *("queue", "log_0", "lease", "dead_letter", "attempt", "audit", "audit_head", "segment", "unique_key"),
             *("sequences", "drift", "clock", "settings", "channels"),
         }
-        assert database.reset()
-        assert contents(database.conn) == before
-        database.lend("first")
-
-
-def test_reset_ends_what_a_test_left_open(pool: Pool) -> None:
-    with pool.lend("first") as database:
-        create(database.conn)
-        other = psycopg.connect(database.dsn)
         send(other)
         database.conn.autocommit = False
         send(database.conn)
         assert database.reset()
         with pytest.raises(psycopg.OperationalError):
             other.execute("select 1")
-        assert column(database.conn, "select name from bartleby.queue") == []
+        assert contents(database.conn) == before
         database.lend("first")
 
 
@@ -88,9 +80,3 @@ def test_changed_schema_is_not_handed_to_the_next_test(pool: Pool) -> None:
 def test_database_that_was_not_reset_is_noticed(pool: Pool) -> None:
     with pool.lend("the first test") as database, pytest.raises(AssertionError, match="the first test"):
         database.lend("the second test")
-
-
-@pytest.mark.own_database
-def test_own_database_has_nothing_of_the_pool(conn: Connection) -> None:
-    with refused("3F000"):
-        conn.execute("select test_kit.reset()")

@@ -7,8 +7,6 @@ from tests.kit.clock import Clock
 from tests.kit.sql import Connect, Connection
 
 LARGE = 67108864
-
-
 pytestmark = pytest.mark.usefixtures("q")
 
 
@@ -29,11 +27,6 @@ def current(conn: Connection) -> int:
     return int(sql.value(conn, "select slot from bartleby.segment where current"))
 
 
-def assert_turns_give_way(conn: Connection, *words: str) -> None:
-    answers = [turn(conn) for _ in range(4)]
-    assert any(word in answers[-1] for word in words), answers
-
-
 def test_only_a_large_segment_is_turned_and_a_turn_can_be_rolled_back(conn: Connection, connect: Connect) -> None:
     assert turn(conn, 0) == "nothing to do"
     sql.send_count(conn, 3)
@@ -49,18 +42,6 @@ def test_only_a_large_segment_is_turned_and_a_turn_can_be_rolled_back(conn: Conn
     sql.send(conn, 4)
     assert sql.column(conn, f"select payload from bartleby.log_{slot} where payload = '4'") == [4]
     assert sql.drain(conn) == [1, 2, 3, 4]
-
-
-def test_settled_segments_are_truncated_as_the_ring_turns(conn: Connection) -> None:
-    seen = [0]
-    for n in range(12):
-        sql.send(conn, n)
-        assert sql.drain(conn) == [n]
-        turn(conn, 0)
-        seen.append(current(conn))
-        turn_until_empty(conn, seen[-2])
-    assert set(seen) == {0, 1, 2}
-    assert sql.value(conn, "select count(*) from bartleby.log") == 0
 
 
 def test_message_keeps_all_its_columns_when_carried_over(conn: Connection, clock: Clock) -> None:
@@ -100,27 +81,13 @@ def test_long_backlog_is_not_copied_round_and_round(conn: Connection) -> None:
     turn_until_empty(conn, slot)
 
 
-def test_prepared_sender_delays_the_truncation_and_loses_nothing(connect: Connect, conn: Connection) -> None:
-    sender = connect(autocommit=False)
-    sql.send(sender, "late")
-    sender.execute("prepare transaction 'slow'")
-    sender.rollback()
-    sql.send_count(conn, 10)
-    sql.drain(conn)
-    turn(conn, 0)
-    assert_turns_give_way(conn, "0 is locked", "0 waits")
-    conn.execute("commit prepared 'slow'")
-    turn_until_empty(conn)
-    assert sql.drain(conn) == ["late"]
-
-
 def test_reader_of_the_log_delays_only_the_truncation(connect: Connect, conn: Connection) -> None:
     sql.send_count(conn, 10)
     sql.drain(conn)
     turn(conn, 0)
     dump = connect(autocommit=False)
     dump.execute("lock table bartleby.log in access share mode")
-    assert_turns_give_way(conn, "0 is locked")
+    assert "0 is locked" in [turn(conn) for _ in range(4)][-1]
     sql.send(conn, 11)
     assert sql.drain(conn) == [11]
     dump.rollback()

@@ -129,27 +129,24 @@ ODD_PLACES: list[tuple[str, Row]] = [
 ]
 
 
-class TestSecrets:
-    def test_secrets_are_in_no_view_and_no_audit_entry(self, conn: Connection) -> None:
-        put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, **SHOWN})
-        put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, "more": 1})
-        remove_sink(conn)
-        put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, **SHOWN}, delay=3, timeout="1 min", link=None)
-        told = json.dumps([sql.rows(conn, "select * from bartleby.sinks"), audited(conn)], default=str)
-        assert ("s3cr3t" in told, "p@ss" in told, "a.example" in told) == (False, False, True)
-        assert {name: sink_of(conn)["options"][name] for name in SHOWN} == SHOWN
-        assert sql.row(conn, "select * from bartleby.sink_settings()") == {
-            "name": "bus", "kind": "rabbitmq", "options": {**HIDDEN, **SHOWN}, "attempts": 2, "delay": 3.0,
-            "timeout": 60.0, "link": None, "queue": "sink.bus",
-        }, "the relay reads them"  # fmt: skip
-
-    def test_secrets_in_unusual_places_are_hidden(self, conn: Connection) -> None:
-        for kind, options in ODD_PLACES:
-            put_sink(conn, "bus", kind, options=options)
-            told = json.dumps(sink_of(conn), default=str)
-            assert "s3cr3t" not in told, options
-            assert "bus.example" in told, options
-        assert "s3cr3t" not in json.dumps(audited(conn), default=str)
+def test_secrets_are_in_no_view_and_no_audit_entry(conn: Connection) -> None:
+    put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, **SHOWN})
+    put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, "more": 1})
+    remove_sink(conn)
+    put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, **SHOWN}, delay=3, timeout="1 min", link=None)
+    told = json.dumps([sql.rows(conn, "select * from bartleby.sinks"), audited(conn)], default=str)
+    assert ("s3cr3t" in told, "p@ss" in told, "a.example" in told) == (False, False, True)
+    assert {name: sink_of(conn)["options"][name] for name in SHOWN} == SHOWN
+    assert sql.row(conn, "select * from bartleby.sink_settings()") == {
+        "name": "bus", "kind": "rabbitmq", "options": {**HIDDEN, **SHOWN}, "attempts": 2, "delay": 3.0,
+        "timeout": 60.0, "link": None, "queue": "sink.bus",
+    }, "the relay reads them"  # fmt: skip
+    for kind, options in ODD_PLACES:
+        put_sink(conn, "bus", kind, options=options)
+        told = json.dumps(sink_of(conn), default=str)
+        assert "s3cr3t" not in told, options
+        assert "bus.example" in told, options
+    assert "s3cr3t" not in json.dumps(audited(conn), default=str)
 
 
 class TestReports:
@@ -317,21 +314,20 @@ class TestRemoving:
         remove_sink(conn)
 
 
-class TestTheirQueues:
-    def test_only_events_get_into_them_and_their_names_are_reserved(self, conn: Connection) -> None:
-        """What they contain is sent to the world as ours."""
-        put_sink(conn)
-        for call in (
-            *("create_queue('sink.mine')", "create_queue('sink.bus')", "drop_queue('sink.bus')"),
-            *("drop_queue('sink.bus', true)", "send('sink.bus', '{\"document\": {}}')"),
-            *("send('sink.bus', '1', p_delay => '1 hour')", "send_many('sink.bus', '[{\"payload\": 1}]')"),
-            "configure_queue('q', '{\"dead_letter_to\": \"sink.bus\"}')",
-            "configure_queue('q', '{\"invalid_to\": \"sink.bus\"}')",
-            "plan_replay('queue:q', 'ann', 'why', p_options => '{\"to\": \"sink.bus\"}')",
-        ):
-            with pytest.raises(psycopg.Error) as caught:
-                conn.execute(f"select bartleby.{call}".encode())
-            assert (caught.value.sqlstate or "").startswith("ZB"), call
-        assert sql.drain(conn, "sink.bus") == []
-        sql.create(conn, "sinks")
-        sql.create(conn, "sink")
+def test_only_events_get_into_them_and_their_names_are_reserved(conn: Connection) -> None:
+    """What they contain is sent to the world as ours."""
+    put_sink(conn)
+    for call in (
+        *("create_queue('sink.mine')", "create_queue('sink.bus')", "drop_queue('sink.bus')"),
+        *("drop_queue('sink.bus', true)", "send('sink.bus', '{\"document\": {}}')"),
+        *("send('sink.bus', '1', p_delay => '1 hour')", "send_many('sink.bus', '[{\"payload\": 1}]')"),
+        "configure_queue('q', '{\"dead_letter_to\": \"sink.bus\"}')",
+        "configure_queue('q', '{\"invalid_to\": \"sink.bus\"}')",
+        "plan_replay('queue:q', 'ann', 'why', p_options => '{\"to\": \"sink.bus\"}')",
+    ):
+        with pytest.raises(psycopg.Error) as caught:
+            conn.execute(f"select bartleby.{call}".encode())
+        assert (caught.value.sqlstate or "").startswith("ZB"), call
+    assert sql.drain(conn, "sink.bus") == []
+    sql.create(conn, "sinks")
+    sql.create(conn, "sink")
