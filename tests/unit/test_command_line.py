@@ -22,19 +22,15 @@ LARGEST_ID = 2**63 - 1
 
 def test_words_become_one_filter() -> None:
     for words, filter in (
-        (["queue:a", "type:KeyError"], "queue:a type:KeyError"),
-        (["error:no route"], 'error:"no route"'),
         (["-error:no route"], '-error:"no route"'),
         (["payload.name:Ada Lovelace", "queue:a"], 'payload.name:"Ada Lovelace" queue:a'),
-        (["no route"], '"no route"'),
         (["no route -refused"], "no route -refused"),
         (["error:no route queue:a"], "error:no route queue:a"),
         (['error:"no route"'], 'error:"no route"'),
         ([r"error:C:\temp dir"], r'error:"C:\\temp dir"'),
         (["quee:a timeout"], "quee:a timeout"),  # refused later: quee is not a field
         (["KeyError: the key"], '"KeyError: the key"'),
-        (["  ", "queue:a "], "queue:a"),
-        (["404", "queue:a"], "404 queue:a"),
+        (["  ", "404", "queue:a "], "404 queue:a"),
     ):
         assert Selection.of(words) == Selection(filter), words
     for filter, mentions in (
@@ -45,8 +41,7 @@ def test_words_become_one_filter() -> None:
 
 
 def test_numbers_are_ids_and_nothing_is_not_everything() -> None:
-    assert Selection.of(["3", "1", "3"]).ids == (3, 1)
-    assert Selection.of(["3", "1"]).as_filter == "id:3,1 status:any"
+    assert Selection.of(["3", "1", "3"]).as_filter == "id:3,1 status:any"
     assert Selection.of(["٣"]).ids is None  # a decimal digit, but not an ASCII one
     with pytest.raises(NotUnderstood, match="no message has such an id"):
         Selection.of(["9223372036854775808"])
@@ -82,7 +77,6 @@ def test_negated_term_is_not_an_option() -> None:
         return what
 
     for words, found in (
-        (["-type:KeyError"], ("-type:KeyError",)),
         (["-held:yes", "queue:a"], ("-held:yes", "queue:a")),
         (["--sort", "-id", "-timeout"], ("-timeout",)),
         (["--yes", "-y:1"], ("-y:1",)),
@@ -100,10 +94,9 @@ def test_bad_filter_is_shown_with_its_position_and_actor_and_reason_are_required
     assert caught.value.message.splitlines() == ["there is no field agee", "  queue:a agee:>1h", "          ^"]
     assert (caught.value.hint, caught.value.exit_code) == ("age", 2)
     for filter, position, hint in (
-        ("type:x queue:nowhere", 14, "bartleby queues lists them"),
-        ("-group:9", 8, "bartleby groups lists them"),
+        ("type:x queue:nowhere", 14, "bartleby queues lists them"), ("-group:9", 8, "bartleby groups lists them"),
         ("type:x", 6, "see: select"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(NotUnderstood) as caught, pointing(Selection(filter)):
             raise InvalidFilter("there is none", detail=f"position {position}", hint="see: select")
         assert caught.value.hint == hint, filter

@@ -19,14 +19,12 @@ TREES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
+SECRET_NAMES = (
+    "password", "passwd", "Passphrase", "api_key", "apiKey", "x-api-key", "token", "access_token", "refreshToken",
+    "client_secret", "credentials", "private_key", "Authorization", "Cookie", "set-cookie", "jwt", "auth", "pin", "ssn",
+    "iban", "card_number", "cvv", "cvc",
+)  # fmt: skip
 AT = datetime(2026, 11, 14, 3, 0, tzinfo=UTC)
-
-
-def test_numbers_keep_their_digits_and_indentation_has_a_line_for_each_value() -> None:
-    for number in NUMBERS:
-        assert written(parsed(f'{{"a": [{number}]}}')) == f'{{"a": [{number}]}}'
-        assert Redaction().document(f"[{number}]").text == f"[{number}]"
-    assert written(parsed('{"a": [1, {}], "b": []}'), 2) == '{\n  "a": [\n    1,\n    {}\n  ],\n  "b": []\n}'
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
@@ -42,8 +40,8 @@ def test_written_documents_are_read_again_and_hide_secrets(tree: object) -> None
 
 
 def test_secrets_are_hidden_and_their_paths_listed() -> None:
+    assert [name for name in SECRET_NAMES if HIDDEN not in Redaction().document(json.dumps({name: "x"})).text] == []
     for raw, text, hidden in (
-        ('{"password": "x"}', '{"password": "***"}', ["password"]),
         ('{"a": [{"api_key": 12}]}', '{"a": [{"api_key": "***"}]}', ["a[0].api_key"]),
         ('{"Authorization": {"a": 1}}', '{"Authorization": "***"}', ["Authorization"]),
         ('{"password": null, "token": ""}', '{"password": null, "token": ""}', []),
@@ -53,7 +51,6 @@ def test_secrets_are_hidden_and_their_paths_listed() -> None:
         ('{"n": [4111111111111111]}', '{"n": ["***"]}', ["n[0]"]),
         ('{"n": -5500005555555559}', '{"n": "***"}', ["n"]),
         ("[4111111111111112, 4111111111111111.0]", "[4111111111111112, 4111111111111111.0]", []),
-        ('{"n": 1, "t": true, "v": null}', '{"n": 1, "t": true, "v": null}', []),
     ):
         found = Redaction().document(raw)
         assert (found.text, list(found.hidden)) == (text, hidden), raw
@@ -62,6 +59,8 @@ def test_secrets_are_hidden_and_their_paths_listed() -> None:
     assert found.text == '{"EMail": "***", "home_address": "***", "emails": "c"}'
     assert Redaction(patterns=[r"cust-\d+"]).document('["of cust-17"]').text == '["of ***"]'
     assert Redaction(patterns=[r"^77\d+$"]).document("[7712, 12]").text == '["***", 12]'
+    for number in NUMBERS:
+        assert Redaction().document(f"[{number}]").text == f"[{number}]"
     for raw in ("[" * 100_000 + "]" * 100_000, "{", ""):
         unreadable = Redaction().document(raw)
         assert json.loads(unreadable.text).startswith(HIDDEN)
@@ -77,36 +76,30 @@ def test_differences_name_each_path_with_both_values() -> None:
         ('{"a": [1, 2]}', '{"a": [1]}', [Difference("a[1]", "2", None)]),
         ("[1]", '{"a": 1}', [Difference("", "[1]", '{"a": 1}')]),
         ('{"a": {"b": null}}', '{"a": {"b": false}}', [Difference("a.b", "null", "false")]),
-        (None, "1", []),
-        ("1", None, []),
-        ("{", "1", []),
-    ):
+        (None, "1", []), ("1", None, []), ("{", "1", []),
+    ):  # fmt: skip
         assert differences(before, after) == found, (before, after)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    name: str
     raw: str | None = field(repr=False)
-    raw_headers: str | None
-    raw_history: str
-    at: datetime
-    wait: timedelta
-
-
-def record(raw: str | None, name: str = "x") -> Record:
-    return Record(name, raw, None, "[]", AT, timedelta(seconds=1.5))
+    name: str = "x"
+    raw_headers: str | None = None
+    raw_history: str = "[]"
+    at: datetime = AT
+    wait: timedelta = timedelta(seconds=1.5)
 
 
 def test_record_as_json_has_public_names_and_documents_as_they_are() -> None:
-    assert json.loads(shapes.text(record('{"a": 1}'))) == {
+    assert json.loads(shapes.text(Record('{"a": 1}'))) == {
         "name": "x", "payload": {"a": 1}, "headers": None, "failure_history": [], "at": "2026-11-14T03:00:00+00:00",
         "wait": 1.5,
     }  # fmt: skip
-    for number in ("1e400", "9" * 5000, "0.10000000000000000000001", "-0.0"):
-        assert f'"payload": {number},' in shapes.text([record(number), record("2")])
-        assert f'"payload": {number},' in shapes.text({"deep": [record(number)]}, indent=2)
-    assert json.loads(shapes.text(record("1", name="\\u00000")))["name"] == "\\u00000", "it looks like a placeholder"
+    for number in NUMBERS:
+        assert f'"payload": {number},' in shapes.text([Record(number), Record("2")])
+        assert f'"payload": {number},' in shapes.text({"deep": [Record(number)]}, indent=2)
+    assert json.loads(shapes.text(Record("1", name="\\u00000")))["name"] == "\\u00000", "it looks like a placeholder"
     line = AuditLine(1, AT, "a", "b", "c", {"n": float("inf")}, None, None, None, [float("-inf")], "0")
     infinite = json.loads(shapes.text(line))
     assert (infinite["subject"], infinite["after"]) == ({"n": "inf"}, ["-inf"])
@@ -116,7 +109,7 @@ def test_json_contains_no_terminal_escapes_and_loses_nothing() -> None:
     for hostile in ("\x1b[2J", "\x9b2J", "\u202eevil", "\u2028", "\x7f", "\U000e0001", "\r\n"):
         document = json.dumps({"a": hostile}, ensure_ascii=False)
         for indent in (None, 2):
-            made = shapes.text(record(document, name=hostile), indent)
+            made = shapes.text(Record(document, name=hostile), indent)
             assert made.replace("\n", "").isprintable(), ascii(hostile)
             assert (json.loads(made)["name"], json.loads(made)["payload"]) == (hostile, {"a": hostile})
 

@@ -21,21 +21,6 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False,
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=20)
 
 
-@pytest.fixture(params=["fast", "standard"])
-def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With orjson, and as if it were not installed."""
-    if request.param == "standard":
-        monkeypatch.setattr(message, "_fast_loads", json.loads)
-    return str(request.param)
-
-
-def nested(depth: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(depth - 1):
-        value = [value]
-    return value
-
-
 def same(one: Any, other: Any) -> bool:
     """Equal in value and in type: 1, 1.0 and True are three different things."""
     if isinstance(one, list):
@@ -51,7 +36,7 @@ def same(one: Any, other: Any) -> bool:
 @example(-(2**64) - 1)
 @example([2**63, 2**64, 10**30, 0.1 + 0.2, 5e-324])
 @example([10**4299, 0.1, 1e-323, 1.7976931348623157e308, 123456789012345678901234567890])
-@example({"": "\\u0000", "\\": ["\\\\u0000", "\u2028\x7f\x9b\U0001f600"]})
+@example({"": "\\u0000", "\\": ["\\\\u0000", '"\\u0000"', "\\" * 5 + "u0000", "\u2028\x7f\x9b\U0001f600"]})
 def test_decoding_returns_the_encoded_value_with_both_loaders(value: Any) -> None:
     text = encode(value)
     assert same(decode(text), value)
@@ -59,36 +44,36 @@ def test_decoding_returns_the_encoded_value_with_both_loaders(value: Any) -> Non
     assert decode("1" + "0" * 400) == 10**400, "jsonb prints 1e400 with all its digits"
 
 
-def test_tuples_arrive_as_lists_keys_as_text_and_backslashes_as_they_are() -> None:
+def test_tuples_arrive_as_lists_and_keys_as_text() -> None:
     assert decode(encode({"pair": (1, 2)})) == {"pair": [1, 2]}
     keys = {1: "a", False: "b", None: "c", 2.5: "d"}
     assert decode(encode(keys)) == {"1": "a", "false": "b", "null": "c", "2.5": "d"}
-    for text in (r"\u0000", r"\\u0000", r"C:\u0000", "\\" * 5 + "u0000", '"\\u0000"'):
-        assert decode(encode({text: text})) == {text: text}, text
 
 
 def test_what_json_cannot_hold_is_refused_with_the_reason() -> None:
     circle: list[Any] = []
     circle.append({"again": circle})
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
     rows: list[tuple[object, str]] = [
-        (math.nan, "Out of range"), ({"a": [math.inf]}, "Out of range"), (-math.inf, "Out of range"),
-        ("a\0b", "NUL"), ({"a\0b": 1}, "NUL"), (["\\\0"], "NUL"), ("\\\\u0000\0", "NUL"),
-        ("\ud800", "lone surrogate"), ({"\udfff": 1}, "lone surrogate"), (10**5000, "4300"),
-        (datetime.now(UTC), "datetime is not JSON serializable"), (Decimal(1), "Decimal is not JSON serializable"),
-        (b"bytes", "bytes is not JSON serializable"), ({1, 2}, "set is not JSON serializable"),
-        ({(1, 2): 3}, "keys must be str"), (object(), "object is not JSON serializable"),
-        (nested(5000), "nested too deep"), (circle, "Circular|contains itself"),
+        (math.nan, "Out of range"), ({"a": [-math.inf]}, "Out of range"), ({"a\0b": 1}, "NUL"), (["\\\0"], "NUL"),
+        ("\\\\u0000\0", "NUL"), ("\ud800", "lone surrogate"), ({"\udfff": 1}, "lone surrogate"), (10**5000, "4300"),
+        (Decimal(1), "Decimal is not JSON serializable"), ({(1, 2): 3}, "keys must be str"),
+        (deep, "nested too deep"), (circle, "Circular|contains itself"),
     ]  # fmt: skip
     for value, problem in rows:
-        with pytest.raises(InvalidMessage, match=problem) as caught:
-            encode(value)
-        assert caught.value.index is None, problem
         with pytest.raises(InvalidMessage, match=f"^message 7: .*({problem})") as caught:
             encode(value, index=7)
         assert caught.value.index == 7, problem
 
 
-def test_text_that_python_cannot_read_or_that_is_too_deep_for_the_stack_is_undecodable(loader: str) -> None:
+@pytest.mark.parametrize("orjson", [True, False])
+def test_text_that_python_cannot_read_or_that_is_too_deep_for_the_stack_is_undecodable(
+    orjson: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not orjson:
+        monkeypatch.setattr(message, "_fast_loads", json.loads)
     for text in ("", "{", "nul", "[1,]", "1" * 4301, "1" + "0" * 130000, "[" * 5000 + "]" * 5000):
         with pytest.raises(UndecodablePayload, match=f"{len(text)} characters"):
             decode(text)
@@ -106,27 +91,15 @@ def test_text_that_python_cannot_read_or_that_is_too_deep_for_the_stack_is_undec
     assert decode(text)
 
 
-def received(raw: str, headers: str | None = None) -> Message:
-    return Message(
-        MessageId(1), "orders", LeaseId(2), Position(3), 1, raw, headers, None, None, datetime.now(UTC), solo=False
-    )
-
-
-def test_message_is_an_immutable_value_with_payload_and_headers() -> None:
-    got = received('{"order": 42}')
-    assert got.payload is got.payload
-    assert (got.payload, got.headers) == ({"order": 42}, {})
-    assert received("1", '{"type": "made"}').headers == {"type": "made"}
-    assert hash(got) == hash(got)
-    with pytest.raises(AttributeError):
-        got.attempt = 2  # type: ignore[misc]
-    undecodable = received("1" * 5000)
+def test_undecodable_message_has_its_text_and_a_key_is_checked() -> None:
+    ids = MessageId(1), "orders", LeaseId(2), Position(3)
+    undecodable = Message(*ids, 1, "1" * 5000, None, None, None, datetime.now(UTC), solo=False)
     with pytest.raises(UndecodablePayload):
         _ = undecodable.payload
-    assert undecodable.raw == "1" * 5000
+    assert (undecodable.raw, undecodable.headers) == ("1" * 5000, {})
     assert "11111" not in repr(undecodable)
-    for key in ("order-8812", "Straße ☃ \U0001f600", r"\u0000", " "):
+    for key in ("Straße ☃ \U0001f600", r"\u0000", " "):
         assert checked_key(key) == key
-    for key in ("a\0b", "\ud800", "order-\udfff"):
+    for key in ("a\0b", "\ud800"):
         with pytest.raises(InvalidMessage, match="key"):
             checked_key(key)

@@ -1,37 +1,12 @@
-"""Values that describe failures: pages, counts, filter terms, and payloads decoded on access."""
+"""Pages of dead letters: where the next one starts, and how many rows are requested."""
 
 from dataclasses import fields
 from typing import Any
 
 from bartleby import triage
-from bartleby.evidence import Count, DeadLetter, Deed, GroupId, Page, SharedValue, term
-from bartleby.message import MessageId
-from bartleby.replays import Change
+from bartleby.evidence import DeadLetter
 
 WIDTH = len(fields(DeadLetter))
-
-
-def test_values_count_quote_decode_and_mark_refusals() -> None:
-    page = Page((1, 2, 3), "cursor")
-    assert (list(page), len(page), page.complete) == ([1, 2, 3], 3, False)
-    assert Page(()).complete
-    assert not Page(())
-    assert str(Count(12345, exact=True)) == "12,345"
-    assert str(Count(10000, exact=False)) == "10,000+"
-    terms = {
-        "billing.eu-1": "billing.eu-1",
-        "1..2": '"1..2"',
-        "": '""',
-        'a "b" c*,d': '"a \\"b\\" c*,d"',
-        GroupId(5): "5",
-    }
-    assert {value: term("key", value) for value in terms} == {value: f"key:{quoted}" for value, quoted in terms.items()}
-    assert SharedValue("customer.id", "42", 9, 10).value == 42
-    change = Change(MessageId(1), '{"a": 1}', "null")
-    assert (change.before, change.after) == ({"a": 1}, None)
-    assert "1111" not in repr(Change(MessageId(1), "1" * 5000, None))
-    assert Deed(MessageId(1), "refused", "held by ana").refused
-    assert not Deed(MessageId(1), "discarded", "discarded by ana just now: spam").refused
 
 
 def found(*ids: int) -> list[tuple[Any, ...]]:
@@ -42,19 +17,16 @@ def gone(number: int) -> tuple[Any, ...]:
     return (*[None] * WIDTH, number, f"after {number}")
 
 
-def ended_early(place: str) -> tuple[Any, ...]:
-    return (*[None] * WIDTH, None, place)
+ENDED_EARLY = (*[None] * WIDTH, None, "far")
 
 
 def test_next_page_starts_after_the_last_letter_or_where_the_search_ended() -> None:
     rows: list[tuple[list[tuple[Any, ...]], list[int], str | None]] = [
         ([], [], None),
-        (found(1), [1], None),
         (found(1, 2), [1, 2], None),
         (found(1, 2, 3), [1, 2], "after 2"),
-        ([ended_early("far")], [], "far"),
-        ([*found(1), ended_early("far")], [1], "far"),
-        ([*found(1, 2), ended_early("far")], [1, 2], "far"),
+        ([ENDED_EARLY], [], "far"),
+        ([*found(1, 2), ENDED_EARLY], [1, 2], "far"),
         ([*found(1), gone(2), *found(3)], [1], "after 2"),
         ([*found(1), gone(2)], [1], None),
     ]

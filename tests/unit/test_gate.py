@@ -40,36 +40,21 @@ def is_real_time(call: ast.Call) -> bool:
     return isinstance(seconds, int | float) and SHORTEST_SLEEP_SECONDS < seconds < LONGEST_SLEEP_SECONDS
 
 
-def test_gate_measures_nothing() -> None:
-    found = [
-        f"{name}:{call.lineno} {function}"
-        for name, tree in gate()
-        for function, call in calls(tree)
-        if function.rpartition(".")[2] in MEASURING
-    ]
-    assert found == [], "move it to tests/nightly/timing"
-
-
-def test_gate_asserts_no_elapsed_time() -> None:
-    found, allowed = [], set()
+def test_gate_neither_measures_nor_sleeps_nor_asserts_elapsed_time() -> None:
+    measured, slept, clocks, allowed = [], [], [], set()
     for name, tree in gate():
         for function, call in calls(tree):
-            if function.startswith("time.") and function.removeprefix("time.") in CLOCKS:
+            here = f"{name}:{call.lineno} {ast.unparse(call)}"
+            if function.rpartition(".")[2] in MEASURING:
+                measured.append(here)
+            elif function in {"time.sleep", "asyncio.sleep"} and is_real_time(call):
+                slept.append(here)
+            elif function.startswith("time.") and function.removeprefix("time.") in CLOCKS:
                 if name in READS_THE_CLOCK:
                     allowed.add(name)
                 else:
-                    found.append(f"{name}:{call.lineno} {function}")
-    assert found == [], (
-        "wait with until(...) from tests/kit, move Bartleby's clock, or move the test to tests/nightly/timing"
-    )
+                    clocks.append(here)
+    assert measured == [], "move it to tests/nightly/timing"
+    assert slept == [], "wait for a condition: until(...) in tests/kit"
+    assert clocks == [], "wait with until(...), move Bartleby's clock, or move the test to tests/nightly/timing"
     assert allowed == READS_THE_CLOCK.keys()
-
-
-def test_gate_does_not_sleep() -> None:
-    found = [
-        f"{name}:{call.lineno} {ast.unparse(call)}"
-        for name, tree in gate()
-        for function, call in calls(tree)
-        if function in {"time.sleep", "asyncio.sleep"} and is_real_time(call)
-    ]
-    assert found == [], "wait for a condition: until(...) in tests/kit"

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import bartleby
 
@@ -91,16 +91,5 @@ def test_wheel_has_every_file_of_the_package(tmp_path: Path) -> None:
     files = {each.relative_to(package.parent).as_posix() for each in package.rglob("*") if each.is_file()}
     found = {each for each in packed if ".dist-info/" not in each}
     assert found == {each for each in files if "__pycache__" not in each}
-    assert "bartleby/py.typed" in found
+    assert found >= {"bartleby/py.typed", "bartleby/sql/install.sql", "bartleby/schemas/event.v1.json"}
     assert any(each.endswith(".dist-info/licenses/LICENSE") for each in packed)
-    for folder, ending, least in (
-        ("sql", ".sql", 50),
-        ("schemas", ".json", 1),
-        ("surfaces/web/templates", ".html", 15),
-        ("surfaces/web/static", ".js", 5),
-        ("surfaces/web/static", ".css", 1),
-        ("surfaces/web/static/vendor", ".LICENSE.txt", 2),
-    ):
-        inside = PurePosixPath("bartleby", folder)
-        count = sum(PurePosixPath(each).is_relative_to(inside) and each.endswith(ending) for each in packed)
-        assert count >= least, (folder, ending)

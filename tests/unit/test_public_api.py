@@ -48,7 +48,7 @@ def test_public_names_are_pinned_and_documented() -> None:
 
 def test_every_call_is_a_method_of_every_client() -> None:
     for kind in (Client, AsyncClient, Runner, AsyncRunner, Verbs):
-        assert verbs_of(kind) == set(CALLS) - {"session", "spool_identity", "enter_spooled"}, kind
+        assert verbs_of(kind) == set(CALLS) - {"session"}, kind
 
 
 def test_client_method_has_the_name_signature_and_docstring_of_its_call() -> None:

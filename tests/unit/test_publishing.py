@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bartleby.dressing import Item, NotAnEvent, chunk, dressed, event_number, redacted, reference_of, size_of, told
+from bartleby.dressing import Item, NotAnEvent, chunk, dressed, event_number, reference_of, size_of, told
 
 
 def event(subject: str, **data: Any) -> dict[str, Any]:
@@ -28,9 +28,7 @@ def test_reference_is_read_or_refused() -> None:
 def test_batch_has_each_subject_once_and_a_limited_size() -> None:
     items = [Item(event(subject)) for subject in ("a", "b", "c", "a", "d")]
     assert chunk(items, 500, 1000) == items[:3]
-    assert chunk(items[3:], 500, 1000) == items[3:]
     assert chunk(items, 2, 1000) == items[:2]
-    assert chunk([], 5, 1000) == []
     for item in items:
         item.size = 400
     assert chunk(items, 500, 1000) == items[:2]
@@ -43,26 +41,20 @@ def test_link_is_added_if_all_its_fields_are_known() -> None:
     assert "link" not in dressed(event("group/3", group_id=3), "https://x/{message_id}")["data"]
     assert dressed(event("group/3", group_id=3), "https://x/{group_id}?a={b}")["data"]["link"] == "https://x/3?a={b}"
     assert dressed(letter, None) == letter
-    assert dressed(event("group/3", group_id=3, link="https://wiki"), "https://x/{group_id}")["data"]["link"] == (
-        "https://wiki"
-    )
-    assert "link" not in letter["data"]
+    own = event("group/3", group_id=3, link="https://wiki")
+    assert dressed(own, "https://x/{group_id}") == own
 
 
 def test_payload_and_headers_are_redacted() -> None:
     payload = {
         "user": {"password": "geheim", "api_key": 5, "token": None, "name": "Ann"},
         "cards": ["4111 1111 1111 1111", 42, True, None, 1.5],
-        "note": "postgresql://me:geheim@host/db and Authorization: Bearer abcdefgh12345678",
+        "note": "postgresql://me:geheim@host/db",
     }
-    found = redacted(payload)
-    assert found["user"] == {"password": "***", "api_key": "***", "token": None, "name": "Ann"}
-    assert found["cards"] == ["***", 42, True, None, 1.5]
-    assert "geheim" not in found["note"]
-    assert "12345678" not in found["note"]
-    left = dressed(event("message/1", error="password=x", payload=payload, headers={"Cookie": "a=b"}), None)["data"]
-    assert left["headers"] == {"Cookie": "***"}
-    assert left["payload"] == found
+    left = dressed(event("message/1", payload=payload, headers={"Cookie": "a=b"}), None)["data"]
+    assert left["payload"]["user"] == {"password": "***", "api_key": "***", "token": None, "name": "Ann"}
+    assert left["payload"]["cards"] == ["***", 42, True, None, 1.5]
+    assert ("geheim" in left["payload"]["note"], left["headers"]) == (False, {"Cookie": "***"})
     deep: Any = "password=geheim"
     for _ in range(5000):
         deep = [deep]

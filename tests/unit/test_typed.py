@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
-from enum import Enum, IntEnum, StrEnum
+from enum import Enum, IntEnum
 from typing import (
     Annotated,
     Any,
@@ -41,11 +41,6 @@ class Colour(Enum):
 
 class Size(IntEnum):
     SMALL = 1
-    LARGE = 2
-
-
-class State(StrEnum):
-    NEW = "new"
 
 
 @dataclass
@@ -71,7 +66,6 @@ class Final(Generic[T]):
 class Order:
     id: OrderId
     customer: Customer
-    lines: list[Customer] = field(default_factory=list)
     parts: "list[Order]" = field(default_factory=list)
     constant: ClassVar[int] = 5
     total: int = field(default=0, init=False)
@@ -88,6 +82,8 @@ class Checked:
             raise ValueError(f"low {self.low} is above high {self.high}")
         if self.low < 0:
             raise LookupError("below zero")
+        if self.high == 404:
+            raise ConnectionError("no server")
         self.high *= factor
 
 
@@ -103,7 +99,6 @@ class Tight(TypedDict):
 
 class Model(pydantic.BaseModel):
     id: int
-    inner: Customer | None = None
     names: list[str] = []
 
 
@@ -112,41 +107,26 @@ class Validated:
     id: int
 
 
-@dataclass
-class Mixed:
-    model: Model
-    loose: Loose | None = None
-
-
-def refusal(annotation: Any, payload: object) -> str:
-    with pytest.raises(InvalidPayload) as found:
-        converter(annotation)(payload)
-    return str(found.value)
-
-
 FITS: list[tuple[Any, Any, Any]] = [
-    (int, 5, 5), (float, 5, 5.0), (float, 1.5, 1.5), (str, "x", "x"), (bool, True, True), (None, None, None),
-    (Any, {"a": [1]}, {"a": [1]}), (object, 5, 5), (dict, {"a": 1}, {"a": 1}), (list, [1, "x"], [1, "x"]),
-    (list[int], [1, 2], [1, 2]), (dict[str, int], {"a": 1}, {"a": 1}), (dict[int, str], {"-7": "x"}, {-7: "x"}),
+    (int, 5, 5), (float, 5, 5.0), (str, "x", "x"), (bool, True, True), (None, None, None), (object, 5, 5),
+    (Any, {"a": [1]}, {"a": [1]}), (dict, {"a": 1}, {"a": 1}), (list, [1, "x"], [1, "x"]), (list[int], [1], [1]),
+    (dict[str, int], {"a": 1}, {"a": 1}), (dict[int, str], {"-7": "x"}, {-7: "x"}), (tuple, [1, "x"], (1, "x")),
     (Mapping[str, float], {"a": 1}, {"a": 1.0}), (Sequence[int], [1], [1]), (tuple[int, ...], [1, 2], (1, 2)),
-    (tuple[int, str], [1, "x"], (1, "x")), (tuple, [1, "x"], (1, "x")), (tuple[()], [], ()), (set[int], [1, 1], {1}),
+    (tuple[int, str], [1, "x"], (1, "x")), (tuple[()], [], ()), (set[int], [1, 1], {1}),
     (Optional[int], None, None),  # noqa: UP045 - both spellings are in use
     (Union[int, str], "x", "x"),  # noqa: UP007 - both spellings are in use
     (int | float, 5, 5), (float | int, 5, 5), (Literal["a", 1] | None, None, None), (Colour, "blue", Colour.BLUE),
-    (Size, 2, Size.LARGE), (State, "new", State.NEW), (Decimal, "1.50", Decimal("1.50")),
-    (Decimal, 1.1, Decimal("1.1")), (Decimal, 7, Decimal(7)),
+    (Size, 1, Size.SMALL), (Decimal, "1.50", Decimal("1.50")), (Decimal, 1.1, Decimal("1.1")), (Decimal, 7, Decimal(7)),
     (UUID, "12345678123456781234567812345678", UUID(int=0x12345678123456781234567812345678)),
     (datetime, "2026-03-01T12:00:00Z", datetime(2026, 3, 1, 12, tzinfo=UTC)), (date, "2026-03-01", date(2026, 3, 1)),
-    (time, "12:30", time(12, 30)), (Annotated[int, "positive"], 5, 5), (OrderId, 5, 5), (list[OrderId], [5], [5]),
-    (Customer, {"id": 1}, Customer(1)), (Customer, {"id": 1, "name": "x", "unknown": 1}, Customer(1, "x")),
-    (Box[int], {"content": 1, "more": [2]}, Box(1, [2])), (Box[Customer], {"content": {"id": 1}}, Box(Customer(1))),
+    (time, "12:30", time(12, 30)), (Annotated[int, "positive"], 5, 5), (list[OrderId], [5], [5]),
+    (Customer, {"id": 1, "unknown": 1}, Customer(1)), (Box[Customer], {"content": {"id": 1}}, Box(Customer(1))),
     (Order, {"id": 1, "customer": {"id": 2}, "parts": [{"id": 3, "customer": {"id": 4}}], "total": 9, "constant": 9},
      Order(id=OrderId(1), customer=Customer(2), parts=[Order(id=OrderId(3), customer=Customer(4))])),
     (Box, {"content": "anything"}, Box("anything")), (Checked, {"low": 1, "high": 2, "factor": 3}, Checked(1, 6)),
-    (Final[int], {"value": 1}, Final(1)), (Loose, {"a": 1, "c": 3}, {"a": 1}),
+    (Final[int], {"value": 1}, Final(1)), (Loose, {"a": 1, "c": 3}, {"a": 1}), (Validated, {"id": 5}, Validated(5)),
     (Tight, {"a": 1, "b": [{"a": 2, "b": "x"}]}, {"a": 1, "b": [{"a": 2, "b": "x"}]}),
-    (Model, {"id": "5", "names": ["x"]}, Model(id=5, names=["x"])), (list[Model], [{"id": 1}], [Model(id=1)]),
-    (Validated, {"id": 5}, Validated(5)), (Mixed, {"model": {"id": 1}}, Mixed(Model(id=1))),
+    (list[Model], [{"id": "5"}], [Model(id=5)]), (Box[Model], {"content": {"id": 1}}, Box(Model(id=1))),
     (Customer | None, None, None), (Customer | list[Customer], [{"id": 1}], [Customer(1)]),
 ]  # fmt: skip
 
@@ -160,49 +140,40 @@ def test_matching_payload_becomes_its_type() -> None:
 NO_INTEGER = "Input should be a valid integer, unable to parse string as an integer"
 REFUSED: list[tuple[Any, Any, str]] = [
     (int, "1", "payload: expected int, not '1'"), (int, True, "payload: expected int, not true"),
-    (int, None, "payload: expected int, not null"),
-    (int, {"secret": 1}, "payload: expected int, not an object"), (int, [1], "payload: expected int, not a list"),
-    (float, True, "payload: expected float, not true"),
-    (float, 10**400, "payload: expected float, not 1" + "0" * 59 + "…"), (bool, 1, "payload: expected bool, not 1"),
-    (str, 1, "payload: expected str, not 1"),
-    (None, 0, "payload: expected null, not 0"), (list[int], [1, "x"], "payload[1]: expected int, not 'x'"),
+    (int, {"secret": 1}, "payload: expected int, not an object"), (bool, 1, "payload: expected bool, not 1"),
+    (int, "x" * 1000, "payload: expected int, not '" + "x" * 60 + "…'"), (str, 1, "payload: expected str, not 1"),
+    (float, True, "payload: expected float, not true"), (None, 0, "payload: expected null, not 0"),
+    (list[int], [1, "x"], "payload[1]: expected int, not 'x'"), (set[Any], [[]], "payload: unhashable type: 'list'"),
     (dict[str, int], {"a b": "x"}, "payload['a b']: expected int, not 'x'"),
-    (dict, [], "payload: expected an object, not a list"),
+    (dict, [], "payload: expected an object, not a list"), (tuple[int, str], [1], "payload: expected 2 items, not 1"),
     (dict[int, str], {"x": "y"}, "payload.x: expected a key that is an int, not 'x'"),
-    (tuple[int, str], [1], "payload: expected 2 items, not 1"),
-    (int | None, "x", "payload: expected int or null, not 'x'"), (set[Any], [[]], "payload: unhashable type: 'list'"),
+    (int | None, "x", "payload: expected int or null, not 'x'"), (Customer, {}, "payload.id: missing"),
     (Literal["a", 1], True, "payload: expected one of 'a', 1, not true"),
     (Colour, "green", "payload: expected one of 'red', 'blue', not 'green'"),
-    (Size, True, "payload: expected one of 1, 2, not true"),
+    (Size, True, "payload: expected 1, not true"),
     (Colour, ["red"], "payload: expected one of 'red', 'blue', not a list"),
     (Decimal, "NaN", "payload: expected Decimal, not 'NaN'"), (Decimal, True, "payload: expected Decimal, not true"),
-    (Decimal, " 1", "payload: expected Decimal, not ' 1'"),
-    (UUID, 5, "payload: expected UUID, not 5"), (datetime, "soon", "payload: expected datetime, not 'soon'"),
+    (Decimal, " 1", "payload: expected Decimal, not ' 1'"), (UUID, 5, "payload: expected UUID, not 5"),
     (datetime, 1700000000, "payload: expected datetime, not 1700000000"),
     (date, "2026-02-30", "payload: expected date, not '2026-02-30'"),
-    (Customer, [], "payload: expected an object, not a list"), (Customer, {}, "payload.id: missing"),
-    (Box[int], {"content": "x"}, "payload.content: expected int, not 'x'"),
-    (Checked, {"low": 2, "high": 1}, "payload: low 2 is above high 1"),
+    (Customer, [], "payload: expected an object, not a list"), (Loose, {"b": "x"}, "payload.a: missing"),
     (Checked, {"low": -1, "high": 1}, "payload: LookupError: below zero"),
     (list[Checked], [{"low": 2, "high": 1}], "payload[0]: low 2 is above high 1"),
-    (Loose, {"b": "x"}, "payload.a: missing"),
     (Tight, {"a": 1, "b": [{"a": 1}, {"a": "x"}]}, "payload.b[1].a: expected int, not 'x'"),
-    (Mixed, {"model": {"id": "x"}}, f"payload.model.id: {NO_INTEGER}"),
-    (Customer | None, {"id": "x"}, "payload.id: expected int, not 'x'"),
+    (Box[Model], {"content": {"id": "x"}}, f"payload.content.id: {NO_INTEGER}"),
     (Validated, {"id": "x"}, f"payload.id: {NO_INTEGER}"),
     (str | list[Customer], [{"id": 1}, {"id": None}], "payload[1].id: expected int, not null"),
-    (int, "x" * 1000, "payload: expected int, not '" + "x" * 60 + "…'"),
 ]  # fmt: skip
 
 
 def test_payload_that_does_not_match_is_refused_with_its_path() -> None:
+    def refusal(annotation: Any, payload: object) -> str:
+        with pytest.raises(InvalidPayload) as found:
+            converter(annotation)(payload)
+        return str(found.value)
+
     for annotation, payload, message in REFUSED:
         assert refusal(annotation, payload) == message, annotation
-    part = {"id": 2, "customer": {"id": 2}, "lines": [{"id": 1}, {"id": "x"}]}
-    assert (
-        refusal(Order, {"id": 1, "customer": {"id": 1}, "parts": [part]})
-        == "payload.parts[0].lines[1].id: expected int, not 'x'"
-    )
     deep: dict[str, Any] = {"id": 1, "customer": {"id": 1}}
     for _ in range(5000):
         deep = {"id": 1, "customer": {"id": 1}, "parts": [deep]}
@@ -217,28 +188,15 @@ def test_error_of_a_class_is_kept_as_cause_or_passed_on_if_it_is_not_about_the_p
     with pytest.raises(InvalidPayload) as found:
         converter(Checked)({"low": 2, "high": 1})
     assert isinstance(found.value.__cause__, ValueError)
-
-    @dataclass
-    class Reading:
-        name: str
-
-        def __post_init__(self) -> None:
-            raise ConnectionError("no server")
-
     with pytest.raises(ConnectionError):
-        converter(Reading)({"name": "x"})
+        converter(Checked)({"low": 1, "high": 404})
     first, second = map(converter(Box[int]), ({"content": 1}, {"content": 2}))
     assert first.more is not second.more, "a default is not shared"
 
 
-class Plain:
-    pass
-
-
 def test_type_that_no_payload_can_have_is_refused_when_the_handler_is_declared() -> None:
     types: list[Any] = [
-        bytes, Plain, complex, list[bytes], dict[str, Plain], int | Plain, Box[bytes], "Order", 5, [int], type,
-        Final[Plain],
+        bytes, complex, list[bytes], dict[str, bytes], int | bytes, Box[bytes], "Order", 5, [int], Final[bytes],
     ]  # fmt: skip
     for annotation in types:
         with pytest.raises(TypeError, match="no payload can be turned into"):
@@ -255,7 +213,7 @@ def test_type_that_no_payload_can_have_is_refused_when_the_handler_is_declared()
 def test_no_poisonous_payload_becomes_an_order() -> None:
     for name, payload in poison.PAYLOADS.items():
         with pytest.raises((InvalidPayload, UndecodablePayload)) as found:
-            converter(poison.Order)(decode(payload.text))
+            converter(poison.Order)(decode(payload))
         assert len(str(found.value)) < 300, name
     order = converter(poison.Order)(decode(poison.GOOD))
     assert (order.customer.id, order.price) == (2, Decimal("1.5"))

@@ -84,30 +84,6 @@ def test_outage_costs_no_attempts_and_ends_when_probes_succeed(  # noqa: PLR0915
     assert row(conn, charged) <= 1
 
 
-def test_bad_messages_open_nothing(app: Bartleby, conn: Conn) -> None:
-    """Three bad ones among many good, terminal errors, unfit payloads, and an outage where the breaker is off."""
-
-    @app.handler("some", retry={"backoff": "none", "max_attempts": 20})
-    async def fail_some(message: Message) -> None:
-        if message.payload < 3:
-            raise ConnectionError("always this one")
-
-    @app.handler("all", terminal=[ValueError])
-    async def fail_all(number: int) -> None:
-        raise ValueError
-
-    app.handler("off", retry={"max_attempts": 1})(handler_of(Bank().ask, awaited=False))
-    for queue in ("some", "all", "off"):
-        app.client.create_queue(queue, {"breaker": "off"} if queue == "off" else {})
-    send(app, 100, "some")
-    app.send_many("all", [{"payload": number if number % 2 else "x"} for number in range(100)])
-    send(app, 60, "off")
-    counts = drain(app)
-    assert (counts["done"], counts["dead"]) == (97, 3 + 100 + 60)
-    assert [queue_of(app, queue).breaker for queue in ("some", "all", "off")] == ["closed", "closed", "off"]
-    assert events(conn) == []
-
-
 def test_trouble_of_the_database_in_handlers_opens_it_too(app: Bartleby, conn: Conn) -> None:
     @app.handler("orders", retry={"max_attempts": 1})
     async def handle(message: Message) -> None:
@@ -119,25 +95,6 @@ def test_trouble_of_the_database_in_handlers_opens_it_too(app: Bartleby, conn: C
     assert state(conn)[3] == 0
     assert row(conn, "select count(*) from bartleby.attempts") == 0
     assert "53100" in (queue_of(app).breaker_cause or "")
-
-
-def test_until_idle_neither_waits_for_an_open_breaker_nor_logs_it_at_every_look(app: Bartleby, told: Told) -> None:
-    tries: list[int] = []
-
-    def fail_twice(message: Message) -> None:
-        tries.append(message.id)
-        if len(tries) < 3:
-            raise ValueError
-
-    app.handler("orders")(print)
-    app.handler("others", retry={"base": 0.3, "backoff": "fixed"})(handler_of(fail_twice, awaited=True))
-    app.client.create_queue("others")
-    for queue in ("orders", "others"):
-        app.send(queue, 1)
-    app.client.force_breaker("orders", actor="me", reason="a test")
-    assert drain(app) == {"retried": 2, "done": 1}
-    # once, and perhaps again after each claim; it looked dozens of times
-    assert 1 <= len(told.of("worker.gave_up")) < 10
 
 
 @pytest.mark.own_database

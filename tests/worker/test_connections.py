@@ -8,11 +8,9 @@ import pytest
 
 from bartleby import Bartleby, Message, Snooze, dev
 from bartleby import worker as worker_module
-from bartleby.calls import Call
-from bartleby.link import Link
 from tests.kit import worker as kit
 from tests.kit.proxy import Proxy, proxied
-from tests.kit.worker import BOTH, LONG, Conn, Gate, Told, handler_of, lapse, numbered, row, state, until, working
+from tests.kit.worker import BOTH, LONG, Conn, Gate, Told, handler_of, numbered, row, state, until, working
 
 NAMES = ["claims", "settles", "heartbeat", "listener", "janitor", "replays"]
 
@@ -168,90 +166,53 @@ def test_settlement_that_is_never_accepted_ends_with_its_lease(
         assert len(told.of("lease.lost")) == 1
 
 
+@pytest.mark.own_database
+def test_messages_are_released_if_the_look_at_what_was_handled_fails(app: Bartleby, conn: Conn) -> None:
+    ran: list[int] = []
+    app.handler("orders", once=True)(handler_of(lambda message: ran.append(message.id), awaited=True))
+    sent = app.send_many("orders", numbered(3))
+    refuse(conn, "handled_keys", "53100")
+    with working(app) as running:
+        until(lambda: running.worker.counts["released"] >= 3)
+        assert not ran
+        accept(conn, "handled_keys")
+        until(lambda: running.worker.counts["done"] == 3)
+    assert sorted(ran) == sent
+    assert not app.client.attempts(sent[0])
+
+
 # A wire that hangs
 
 
-def test_handler_whose_lease_cannot_be_renewed_is_cancelled(app: Bartleby, through: Bartleby, proxy: Proxy) -> None:
+def test_handler_whose_lease_cannot_be_renewed_is_cancelled_and_the_worker_can_be_stopped(
+    app: Bartleby, through: Bartleby, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half-open: nothing is closed, nothing answers. The lease is given up here before it lapses there."""
-    runs: list[int] = []
-
-    def is_first(message: Message) -> bool:
-        runs.append(message.attempt)
-        return len(runs) == 1
-
-    gate = Gate(is_first)
+    monkeypatch.setattr(worker_module, "_LAST_WORDS", 0.2)
+    gate, stuck = Gate(kit.first_only()), Gate()
     through.handler("orders", lease=3)(gate.handler(awaited=True))
+    through.handler("others", lease=600)(stuck.handler(awaited=False))
+    app.client.create_queue("others")
     sent = app.client.send("orders", 1)
-    with working(through) as running:
+    with working(through, grace=0.5) as running:
         gate.wait_for_start()
         proxy.mode = "blackhole"
         assert gate.cancelled.wait(LONG)
         proxy.mode = "pass"
         until(lambda: running.worker.counts["done"] == 1)
-    assert {each.outcome for each in app.client.attempts(sent)} <= {"lost"}
-
-
-def test_claim_and_ack_whose_answers_are_lost_cost_no_attempt(
-    app: Bartleby, through: Bartleby, proxy: Proxy, conn: Conn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both were carried out, and the worker does not know it."""
-    attempts: list[int] = []
-    plain, armed = Link.run, True
-
-    async def run(self: Link, call: Call[Any]) -> Any:
-        nonlocal armed
-        if armed and "bartleby.claim(" in (call.relaxed or call.text):
-            armed, proxy.mode = False, "deaf"
-        return await plain(self, call)
-
-    monkeypatch.setattr(Link, "run", run)
-
-    def holds(message: Message) -> bool:
-        attempts.append(message.attempt)
-        return True
-
-    gate = Gate(holds)
-    through.handler("orders", lease=600)(gate.handler(awaited=True))
-    app.client.send("orders", 1)
-    with working(through) as running:
-        until(lambda: state(conn)[1] == 1)
-        assert not gate.another_started
-        reconnect(proxy)
-        lapse(conn)
-        gate.wait_for_start()
-        proxy.mode = "deaf"
-        gate.open()
-        until(lambda: state(conn) == (0, 0, 0, 0))
-        reconnect(proxy)
-        until(lambda: running.worker.counts["refused"] == 1)
-        assert running.end() == {"refused": 1}
-    assert attempts == [1]
-
-
-def reconnect(proxy: Proxy) -> None:
-    proxy.mode = "pass"
-    proxy.cut()
-
-
-def test_worker_can_be_stopped_while_its_database_hangs(
-    app: Bartleby, through: Bartleby, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_module, "_LAST_WORDS", 0.2)
-    gate = Gate()
-    through.handler("orders", lease=600)(gate.handler(awaited=False))
-    app.client.send("orders", 1)
-    with working(through, grace=0.5) as running:
-        gate.wait_for_start()
+        app.client.send("others", 1)
+        stuck.wait_for_start()
         for link in (running.worker._settles, running.worker._shared.link):
             link.deadline = 3600.0
         proxy.mode = "blackhole"
         running.stop()
         running.stop()
-        gate.open()
+        stuck.open()
         try:
             running.join()
         finally:
             proxy.mode = "pass"
+    assert {each.outcome for each in app.client.attempts(sent)} <= {"lost"}
 
 
 # A pooler between

@@ -1,8 +1,5 @@
 """Upkeep: one janitor at a time in a database, replaced when it dies, and the work of a round."""
 
-import asyncio
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,23 +8,7 @@ from bartleby import Bartleby, Client, Failure
 from bartleby import janitor as upkeep
 from bartleby.config import Settings
 from bartleby.janitor import DUTY, Janitor
-from tests.kit.clock import move_clock
 from tests.kit.worker import Conn, Told, present, row, sessions, until, working
-
-
-@pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    made.handler("orders")(lambda _: None)
-    made.client.create_queue("orders")
-    yield made
-    made.client.close()
-
-
-@pytest.fixture
-def long_duty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A duty that does not lapse by itself."""
-    monkeypatch.setattr(upkeep, "_HOLD", 3600.0)
 
 
 def holder(conn: Conn) -> str | None:
@@ -36,8 +17,10 @@ def holder(conn: Conn) -> str | None:
 
 
 def test_one_of_three_workers_has_the_duty_and_leaves_it_when_it_stops(
-    app: Bartleby, conn: Conn, long_duty: None
+    app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(upkeep, "_HOLD", 3600.0)  # it does not lapse by itself
+    app.handler("orders")(print)
     with working(app) as one, working(app) as two, working(app) as three:
         names = {each.worker.name: each for each in (one, two, three)}
         first = present(until(lambda: holder(conn)))
@@ -46,38 +29,6 @@ def test_one_of_three_workers_has_the_duty_and_leaves_it_when_it_stops(
         names[first].end()
         second = until(lambda: (found := holder(conn)) != first and found)
         assert second in names
-
-
-def test_holder_that_stopped_answering_is_replaced(app: Bartleby, conn: Conn) -> None:
-    with working(app) as heir:
-        until(lambda: sessions(conn, "janitor"))
-        conn.execute("update bartleby.duty set holder = 'dead', until = bartleby.clock() + interval '2 s'")
-        until(lambda: holder(conn) == heir.worker.name)
-
-
-async def test_janitor_that_is_stopped_while_it_rests_leaves_the_duty(dsn: str, conn: Conn, long_duty: None) -> None:
-    janitor = Janitor(Settings(dsn), "me")
-    task = asyncio.create_task(janitor.run())
-    while holder(conn) != "me" or janitor._link.busy:  # noqa: ASYNC110 - it is in the database
-        await asyncio.sleep(0.001)
-    janitor.abort()
-    task.cancel()
-    await asyncio.wait([task])
-    assert holder(conn) is None
-
-
-@pytest.mark.own_database
-def test_queue_whose_pause_is_over_is_worked_on_again(app: Bartleby, conn: Conn) -> None:
-    clock = move_clock(conn)
-    app.client.pause_queue("orders", until=datetime.now(UTC) + timedelta(hours=1))
-    app.send("orders", 1)
-    with working(app) as running:
-        until(lambda: row(conn, "select bartleby.on_duty('janitor')"))
-        assert (running.worker.counts["done"], app.client.queues()[0].paused) == (0, True)
-        clock.advance(3601)
-        until(lambda: running.worker.counts["done"] == 1)
-    resumed = app.client.audit_log(action="queue.resume")
-    assert [(each.actor, each.reason) for each in resumed] == [("bartleby", "the pause is over")]
 
 
 @pytest.mark.seed("pgmq-47")

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import psycopg
 import pytest
 
 from bartleby import AlreadyHandled, Bartleby, Done, Message, Retry, Snooze, Terminal, outcomes
@@ -58,7 +57,7 @@ def test_each_outcome_is_settled(app: Bartleby, conn: Conn, awaited: bool, raise
             return outcome
 
         app.handler(name, retry=retry, terminal=[LookupError])(handler_of(answer, awaited=awaited))
-        app.client.create_queue(name, {"max_attempts": 50})
+        app.client.create_queue(name, {"max_attempts": 40})
         sent[name] = app.send(name, 1)
     assert drain(app) == {"dead": 4, "retried": 4, "released": 1, "done": 2}
     for name, (_, expected, rule) in OUTCOMES.items():
@@ -105,30 +104,6 @@ def test_other_answers_and_hostile_ones_are_settled_too(app: Bartleby, awaited: 
     assert "declare it with async def" in (errors[3].error or "") or awaited
 
 
-# Policies
-
-
-def test_policy_of_the_message_goes_before_the_handlers_and_that_before_the_queues(app: Bartleby) -> None:
-    def fail(message: Message) -> None:
-        raise ValueError
-
-    app.handler("orders", retry={"max_attempts": 2, "backoff": "none"})(fail)
-    app.handler("parcels")(fail)
-    for queue in ("orders", "parcels"):
-        app.client.create_queue(queue, {"max_attempts": 4, "backoff": "none"})
-    by_handler = app.send("orders", 1)
-    by_message = app.send("orders", 1, max_attempts=3)
-    by_queue = app.send("parcels", 1)
-    drain(app)
-    attempts = [app.client.attempts(each) for each in (by_handler, by_message, by_queue)]
-    assert [len(each) for each in attempts] == [2, 3, 4]
-    assert (attempts[0][-1].rule or "").endswith("attempt 2 of 2")
-    assert (attempts[1][0].rule or "").endswith("attempt 1 of 3")
-
-
-# Settlements
-
-
 def test_delay_of_thousands_of_years_becomes_a_hundred(app: Bartleby, conn: Conn, told: Told) -> None:
     def handle(message: Message) -> object:
         later, seconds = message.payload
@@ -164,43 +139,10 @@ def test_settlement_that_is_refused_does_not_affect_others(
     assert not told.of("settlement.impossible")
 
 
-def test_log_lines_are_few_and_cannot_be_forged(app: Bartleby, told: Told) -> None:
-    def handle(message: Message) -> object:
-        if message.payload == 0:
-            raise ValueError("two\nlines and \x1b[31mcolour")
-        return Snooze(3000, "not today")
-
-    app.handler("orders", retry={"max_attempts": 1})(handler_of(handle, awaited=True))
-    app.send_many("orders", numbered(51))
-    assert drain(app) == {"released": 50, "dead": 1}
-    (record,) = told.of("message.dead")
-    assert record.getMessage().isprintable()
+def test_log_lines_of_releases_are_few(app: Bartleby, told: Told) -> None:
+    app.handler("orders")(handler_of(lambda _: Snooze(3000, "not today"), awaited=True))
+    app.send_many("orders", numbered(50))
+    assert drain(app) == {"released": 50}
     lines = told.of("message.released")
     assert sum(record.fields["messages"] for record in lines) == 50  # type: ignore[attr-defined]
     assert len(lines) < 10
-
-
-@pytest.mark.seed("outbox-20")
-def test_trouble_of_the_server_in_a_handler_is_not_charged(app: Bartleby, conn: Conn) -> None:
-    errors = [
-        psycopg.errors.DiskFull("could not extend file"),
-        psycopg.errors.TooManyConnections("too many clients"),
-        psycopg.errors.AdminShutdown("terminating connection"),
-        psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT"),
-    ]
-
-    def handle(message: Message) -> None:
-        raise errors[message.payload]
-
-    async def handle_awaited(message: Message) -> None:
-        raise RuntimeError("wrapped") from errors[message.payload]
-
-    for queue, function in {"plain": handle, "wrapped": handle_awaited}.items():
-        app.handler(queue, retry={"max_attempts": 1})(function)
-        app.client.create_queue(queue)
-        app.send_many(queue, [{"payload": number} for number in range(len(errors))])
-    with working(app) as running:
-        until(lambda: running.worker.counts["released"] >= 2 * len(errors))
-        running.end()
-    assert row(conn, "select count(*), max(attempts) from bartleby.messages") == (2 * len(errors), 0)
-    assert row(conn, "select count(*) from bartleby.attempts") == 0

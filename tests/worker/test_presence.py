@@ -1,30 +1,12 @@
-"""Workers report that they are there: in this process, as programs, and those of a relay."""
+"""Workers report that they are there, and those of a relay too."""
 
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bartleby import Bartleby, Client, Message, WorkerReport, presence
+from bartleby import Bartleby, Client, WorkerReport, presence
 from tests.kit.relay import ANA, Bus, add, relaying
-from tests.kit.worker import LONG, Conn, Gate, Program, Told, renew_now, state, until, working
-
-BY: dict[str, Any] = {"actor": "ana", "reason": "deploy"}
-
-APP = """
-import time
-from bartleby import Bartleby, presence
-
-presence.EVERY = 0.2  # users have ten seconds
-
-app = Bartleby(version="2.4.1")
-
-@app.handler("orders")
-def handle(order: int) -> None:
-    time.sleep(order)
-"""
+from tests.kit.worker import LONG, Conn, Gate, Told, renew_now, until, working
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +15,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presence, "EVERY", 0.05)
     monkeypatch.setattr(presence, "_UNDER_WAY", LONG)
     monkeypatch.setattr(presence, "_LAST_WORDS", LONG)
-
-
-@pytest.fixture
-def client(app: Bartleby, dsn: str) -> Iterator[Client]:
-    with Client(dsn) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -59,7 +35,13 @@ def wait_for_running(client: Client, count: int) -> None:
     until(lambda: client.workers() and the_worker(client).running == count)
 
 
-def test_worker_is_seen_from_its_start_to_its_end(app: Bartleby, client: Client, gate: Gate) -> None:
+def test_worker_is_seen_from_its_start_to_its_end(
+    app: Bartleby, client: Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(presence, "EVERY", 3600.0)
+        with working(app):
+            until(client.workers)
     app.version = "2.4.1"
     app.handler("mails", concurrency=3)(print)
     client.send_many("orders", [{"payload": 1}, {"payload": 2}])
@@ -77,27 +59,6 @@ def test_worker_is_seen_from_its_start_to_its_end(app: Bartleby, client: Client,
         assert client.workers() == []
 
 
-def test_first_report_comes_at_the_start_and_others_though_the_loop_is_blocked(
-    app: Bartleby, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    end = threading.Event()
-
-    @app.handler("orders")
-    async def handle(_: Message) -> None:
-        end.wait(LONG)
-
-    monkeypatch.setattr(presence, "EVERY", 3600.0)
-    with working(app):
-        until(client.workers)
-        monkeypatch.setattr(presence, "EVERY", 0.05)
-    client.send("orders", 1)
-    with working(app):
-        wait_for_running(client, 1)
-        seen = the_worker(client).seen_at
-        until(lambda: the_worker(client).seen_at > seen)
-        end.set()
-
-
 @pytest.mark.parametrize("orders", ["drain", "drain stop", "stop drain"])
 def test_drained_worker_finishes_what_runs_and_stops(
     app: Bartleby, client: Client, gate: Gate, told: Told, *, orders: str
@@ -107,7 +68,7 @@ def test_drained_worker_finishes_what_runs_and_stops(
     with working(app) as running:
         wait_for_running(client, 1)
         for order in orders.split():
-            assert order == "stop" or client.drain_worker(running.worker.name, **BY)
+            assert order == "stop" or client.drain_worker(running.worker.name, **ANA)
             if order == "stop":
                 running.stop()
             until(running.worker._shared.stopping.is_set)
@@ -125,59 +86,29 @@ def test_drained_worker_finishes_what_runs_and_stops(
 
 
 @pytest.mark.own_database
-def test_worker_that_cannot_report_works_and_warns_once(
-    app: Bartleby, client: Client, conn: Conn, gate: Gate, told: Told
+def test_worker_that_cannot_report_renews_its_leases_and_warns_once(
+    app: Bartleby, client: Client, conn: Conn, gate: Gate, *, told: Told, is_waiting: Callable[[], bool]
 ) -> None:
-    conn.execute("drop function bartleby.report_worker")
+    """A report that waits for a lock gives up, and the renewal on the same connection gets its turn."""
     client.send("orders", 1)
     with working(app) as running:
         gate.wait_for_start()
         [lease] = running.worker._shared.holding.leases.values()
         renew_now(running)
-        until(lambda: told.of("worker.unreported") and lease.extended > 0)
+        with conn.transaction():
+            conn.execute("lock table bartleby.worker in access exclusive mode")
+            until(is_waiting)
+            before = lease.deadline
+            until(lambda: lease.deadline > before)
+        conn.execute("drop function bartleby.report_worker")
+        until(lambda: told.of("worker.unreported"))
+        before = lease.deadline
+        until(lambda: lease.deadline > before)
         gate.open()
         until(lambda: running.worker.counts["done"] == 1)
         assert running.end() == {"done": 1}
     [warning] = told.of("worker.unreported")
     assert "others cannot see this worker" in warning.getMessage()
-
-
-def test_report_that_waits_for_a_lock_keeps_no_lease_from_being_renewed(
-    app: Bartleby, client: Client, conn: Conn, is_waiting: Callable[[], bool]
-) -> None:
-    """The report gives up, and the renewal on the same connection gets its turn."""
-    gate = Gate()
-    app.handler("orders", lease=6)(gate.handler(awaited=False))  # a report may wait for a third of this
-    client.send("orders", 1)
-    with working(app) as running:
-        gate.wait_for_start()
-        [lease] = running.worker._shared.holding.leases.values()
-        lease.deadline += 600  # but it is not given up if that takes longer than six seconds
-        conn.execute("update bartleby.lease set until = until + interval '600 s'")
-        with conn.transaction():
-            conn.execute("lock table bartleby.worker in access exclusive mode")
-            until(is_waiting)
-            renew_now(running)
-            until(lambda: lease.extended > 0)
-        gate.open()
-
-
-def test_drained_process_is_not_replaced_and_the_program_ends_well(
-    client: Client, dsn: str, tmp_path: Path, conn: Conn
-) -> None:
-    (tmp_path / "shop.py").write_text(APP)
-    with Program(dsn, "shop:app", "--processes", "2", cwd=tmp_path) as program:
-        until(lambda: len(client.workers()) == 2)
-        first, second = client.workers()
-        assert (first.version, first.pid == program.pid) == ("2.4.1", False)
-        client.drain_worker(first.name, **BY)
-        until(lambda: [each.name for each in client.workers()] == [second.name])
-        client.send("orders", 0)
-        until(lambda: state(conn) == (0, 0, 0, 0))
-        client.drain_worker(second.name, **BY)
-        assert program.end() == 0
-        assert program.text().count("worker.draining") == 2
-    assert client.workers() == []
 
 
 def test_relay_reports_its_workers_and_stops_when_one_is_drained(client: Client, dsn: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from types import SimpleNamespace
@@ -10,22 +10,15 @@ from typing import Any
 
 import pytest
 
-from bartleby import Advance, Bartleby, Client, Failure, replaying
+from bartleby import Advance, Client, replaying
 from bartleby.config import Settings
 from bartleby.evidence import ReplayId
-from bartleby.message import MessageId
 from bartleby.pacing import LARGEST, Stride, pause
 from bartleby.replaying import DUTY, Replayer
+from tests.kit.burying import bury
 from tests.kit.worker import Conn, Told, present, sessions, until
 
 BY: Any = {"actor": "ana", "reason": "fixed"}
-
-
-@pytest.fixture
-def client(dsn: str, app: Bartleby) -> Iterator[Client]:
-    """A client that does not end with a worker of the application."""
-    with Client(dsn) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -42,18 +35,6 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(Replayer, "step", step)
     return made
-
-
-def bury(client: Client, count: int, queue: str = "orders") -> list[MessageId]:
-    sent = client.send_many(queue, [{"payload": 1}] * count)
-    fail_all(client, queue)
-    return list(sent)
-
-
-def fail_all(client: Client, queue: str = "orders") -> None:
-    lease = client.claim(queue, "tester", limit=1000)
-    if lease is not None:
-        client.fail(lease.id, [Failure(each.position, "KeyError", "'x'", verdict="dead") for each in lease])
 
 
 def started(client: Client, ids: Sequence[int], **options: Any) -> ReplayId:
@@ -83,37 +64,41 @@ async def eventually(condition: Callable[[], object]) -> None:
     await asyncio.to_thread(until, condition)
 
 
-async def test_one_of_two_replayers_runs_plans_and_the_other_takes_over(dsn: str, client: Client, conn: Conn) -> None:
+async def test_one_of_two_replayers_runs_every_plan_and_reports_each_once(
+    dsn: str, client: Client, conn: Conn, told: Told
+) -> None:
     assert client.on_duty(DUTY) is None
+    for queue in ("parcels", "mails"):
+        client.create_queue(queue)
+
+    def aborted() -> bool:
+        bury(client, [], queue="mails")  # what was replayed dies again
+        return status(client, doomed) == "aborted"
+
     async with AsyncExitStack() as first, AsyncExitStack() as second:
         await first.enter_async_context(running(dsn, "first"))
         await eventually(lambda: client.on_duty(DUTY) == "first")
         await second.enter_async_context(running(dsn, "second"))
         await eventually(lambda: len(sessions(conn, "replays")) == 2)
-        replay_id = started(client, bury(client, 3))
-        with Told.listening() as told:
-            await eventually(lambda: status(client, replay_id) == "settling")
-            assert len(told.of("replay.taken")) <= 1
+        plans = [started(client, bury(client, [1] * 3, queue=queue)) for queue in ("orders", "parcels")]
+        doomed = started(client, bury(client, [1] * 6, queue="mails"), canary=2)
+        await eventually(lambda: {status(client, each) for each in plans} == {"settling"})
+        for queue in ("orders", "parcels"):
+            client.ack(present(client.claim(queue, "tester", limit=10)).id)
+        await eventually(lambda: {status(client, each) for each in plans} == {"finished"})
+        await eventually(aborted)
+        await eventually(lambda: len(told.of("replay.finished") + told.of("replay.aborted")) == 3)
         await first.aclose()
         await eventually(lambda: client.on_duty(DUTY) == "second")
     assert client.on_duty(DUTY) is None
-
-
-async def test_plans_run_side_by_side_and_each_is_reported_once(dsn: str, client: Client, told: Told) -> None:
-    client.create_queue("parcels")
-    one, two = started(client, bury(client, 3)), started(client, bury(client, 3, "parcels"))
-    async with running(dsn):
-        await eventually(lambda: {status(client, each) for each in (one, two)} == {"settling"})
-        for queue in ("orders", "parcels"):
-            client.ack(present(client.claim(queue, "tester", limit=10)).id)
-        await eventually(lambda: {status(client, each) for each in (one, two)} == {"finished"})
-        await eventually(lambda: len(told.of("replay.finished")) == 2)
-    taken = sorted(each.getMessage() for each in told.of("replay.taken"))
-    assert taken == [f"replay {each} is run here" for each in (one, two)]
+    taken = [each.getMessage() for each in told.of("replay.taken")]
+    assert sorted(taken) == [f"replay {each} is run here" for each in (*plans, doomed)]
+    (event,) = told.of("replay.aborted")
+    assert (event.levelname, "4 are left as they were" in event.getMessage()) == ("WARNING", True)
 
 
 async def test_reason_for_waiting_is_reported_once(dsn: str, client: Client, told: Told, steps: list[float]) -> None:
-    replay_id = started(client, bury(client, 2))
+    replay_id = started(client, bury(client, [1] * 2))
     client.pause_queue("orders")
     async with running(dsn):
         await eventually(lambda: told.of("replay.waits"))
@@ -126,26 +111,11 @@ async def test_reason_for_waiting_is_reported_once(dsn: str, client: Client, tol
     ]
 
 
-async def test_canary_that_dies_is_a_warning(dsn: str, client: Client, told: Told) -> None:
-    replay_id = started(client, bury(client, 6), canary=2)
-
-    def aborted() -> bool:
-        fail_all(client)
-        return status(client, replay_id) == "aborted"
-
-    async with running(dsn):
-        await eventually(aborted)
-        await eventually(lambda: told.of("replay.aborted"))
-    (event,) = told.of("replay.aborted")
-    assert event.levelname == "WARNING"
-    assert "4 are left as they were" in event.getMessage()
-
-
 @pytest.mark.own_database
 async def test_failing_step_is_reported_once_and_repeated(
     dsn: str, client: Client, conn: Conn, *, told: Told, steps: list[float]
 ) -> None:
-    replay_id = started(client, bury(client, 1))
+    replay_id = started(client, bury(client, [1]))
     conn.execute("alter function bartleby.advance_replays rename to hidden")
     async with running(dsn):
         await eventually(lambda: len(steps) >= 3)
@@ -157,7 +127,7 @@ async def test_failing_step_is_reported_once_and_repeated(
 async def test_step_that_takes_long_makes_the_next_one_smaller(
     dsn: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started(client, bury(client, 2))
+    started(client, bury(client, [1] * 2))
     replayer, clock = Replayer(Settings(dsn), "me"), itertools.count()
     monkeypatch.setattr(replaying, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     await replayer.step()

@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -23,116 +24,54 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holding, "_PUT_BACK_EVERY", 3600.0)
 
 
-class Floor:
-    """Records which messages are inside handlers at the same time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.inside: list[object] = []
-        self.beside_solo: list[list[object]] = []
+@pytest.mark.parametrize("queue", ["threads", "coroutines"])
+def test_solo_messages_run_alone_among_busy_lanes(app: Bartleby, conn: Conn, queue: str) -> None:
+    """One of them fails, one snoozes, and both run again beside others; many empty the process once, not once each."""
+    inside, beside_solo, solo = list[object](), list[list[object]](), list[int]()
 
     @contextlib.contextmanager
-    def entered(self, message: Message) -> Iterator[None]:
+    def entered(message: Message) -> Iterator[None]:
         name = "alone" if message.solo else message.payload
-        with self._lock:
-            if message.solo or "alone" in self.inside:
-                self.beside_solo.append([name, *self.inside])
-            self.inside.append(name)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.inside.remove(name)
-
-
-@pytest.mark.parametrize("queue", ["threads", "coroutines"])
-def test_solo_messages_run_alone_among_busy_lanes(
-    app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch, queue: str
-) -> None:
-    """One of them fails and is retried beside others; many of them empty the process once, not once each."""
-    floor, pauses, pause, solo = Floor(), list[str](), Holding.pause, list[int]()
-
-    def counted(self: Holding, why: str) -> None:
-        pauses.append(why)
-        pause(self, why)
+        inside.append(name)  # of two that enter at once, the second finds both
+        if "alone" in inside:
+            beside_solo.append(list(inside))
+        yield
+        inside.remove(name)
 
     @app.handler("threads", concurrency=4)
     def handle(message: Message) -> None:
-        with floor.entered(message):
+        with entered(message):
             time.sleep(0.005)
 
     @app.handler("coroutines", concurrency=20, retry={"backoff": "none"})
-    async def handle_awaited(message: Message) -> None:
-        with floor.entered(message):
+    async def handle_awaited(message: Message) -> object:
+        with entered(message):
             await asyncio.sleep(0.005)
         if message.id == solo[0] and message.attempt == 1:
             raise ValueError
+        return Snooze(0.01) if message.id == solo[1] and message.solo else None
 
-    monkeypatch.setattr(Holding, "pause", counted)
     solo += kit.send_solo(app, conn, queue, 12)
     app.client.resume_queue(queue)
     for each in ("threads", "coroutines"):
         app.client.create_queue(each)
         app.send_many(each, numbered(60))
-    assert drain(app)["done"] == 132
-    assert floor.beside_solo == [["alone"]] * 12
-    assert sum("alone" in why for why in pauses) <= 4
+    with mock.patch.object(Holding, "pause", autospec=True, side_effect=Holding.pause) as pause:
+        assert drain(app)["done"] == 132
+    assert beside_solo == [["alone"]] * 12
+    assert sum("alone" in call.args[1] for call in pause.call_args_list) <= 4
     outcomes = [[each.outcome for each in app.client.attempts(message_id)] for message_id in solo]
     assert outcomes == [["lost"] + ["failed"] * (queue == "coroutines")] + [["lost"]] * 11
     assert state(conn, "threads") == state(conn, "coroutines") == (0, 0, 0, 0)
 
 
-def test_message_that_snoozed_alone_runs_beside_others_again(app: Bartleby, conn: Conn) -> None:
-    seen: list[bool] = []
-
-    def handle(message: Message) -> object:
-        seen.append(message.solo)
-        return Snooze(0.01) if len(seen) < 4 else None
-
-    app.handler("orders")(handler_of(handle, awaited=True))
-    kit.send_solo(app, conn, "orders")
-    app.client.resume_queue("orders")
-    drain(app)
-    assert seen == [True, False, False, False]
-
-
-def test_neighbours_that_have_not_started_are_released_uncharged(app: Bartleby, conn: Conn, told: kit.Told) -> None:
-    gate = Gate()
-    app.handler("orders", concurrency=2)(gate.handler(awaited=False))
-    floor = Floor()
-
-    @app.handler("others")
-    async def other(message: Message) -> None:
-        with floor.entered(message):
-            await asyncio.sleep(0)
-
-    kit.send_solo(app, conn, "others")
-    with working(app) as running:
-        kit.claim_ahead(running)
-        app.send_many("orders", numbered(30))
-        gate.wait_for_start(2)
-        until(lambda: state(conn, "orders")[1] > 2)
-        app.client.resume_queue("others")
-        until(lambda: state(conn, "orders")[1] == 2)
-        assert not floor.beside_solo
-        gate.open()
-        until(lambda: running.worker.counts["done"] == 31)
-    assert floor.beside_solo == [["alone"]]
-    assert kit.row(conn, "select count(*) from bartleby.attempts") == 1, "that of the victim"
-    assert "run alone" in told.of("message.released")[0].getMessage()
-
-
 @BOTH
-def test_solo_message_that_loses_its_lease_frees_the_worker(app: Bartleby, conn: Conn, awaited: bool) -> None:
-    runs: list[object] = []
-
-    def is_first(message: Message) -> bool:
-        runs.append(message.payload)
-        return len(runs) == 1
-
-    gate = Gate(is_first)
+def test_solo_message_that_loses_its_lease_is_charged_and_frees_the_worker(
+    app: Bartleby, conn: Conn, awaited: bool
+) -> None:
+    gate = Gate(kit.first_only())
     app.handler("orders", lease=600)(gate.handler(awaited=awaited))
-    kit.send_solo(app, conn, "orders")
+    (sent,) = kit.send_solo(app, conn, "orders")
     app.client.resume_queue("orders")
     with working(app) as running:
         gate.wait_for_start()
@@ -141,47 +80,19 @@ def test_solo_message_that_loses_its_lease_frees_the_worker(app: Bartleby, conn:
         kit.renew_now(running)
         assert gate.cancelled.wait(kit.LONG)
         until(lambda: running.worker.counts["done"] == 11)
+    assert [each.outcome for each in app.client.attempts(sent)] == ["lost", "crashed"]
 
 
-@pytest.mark.parametrize("end", ["stop", "lapse"])
-def test_solo_message_is_not_charged_while_it_waits_for_its_turn(app: Bartleby, conn: Conn, end: str) -> None:
-    """It waits for another handler of its process: the worker is stopped, or both leases kit.lapse."""
-    gate = Gate()
-    app.handler("slow")(gate.handler(awaited=False))
-    app.handler("orders", lease=600)(handler_of(lambda _: None, awaited=True))
-    app.client.create_queue("slow")
-    app.send("slow", 1)
-    (sent,) = kit.send_solo(app, conn, "orders")
-    with working(app) as running:
-        gate.wait_for_start()
-        app.client.resume_queue("orders")
-        until(lambda: state(conn, "orders")[1] == 1)
-        app.client.pause_queue("orders")
-        if end == "stop":
-            running.stop()
-            until(lambda: state(conn, "orders")[1] == 0)
-        else:
-            kit.lapse(conn)
-        gate.open()
-        counts = running.join() if end == "stop" else running.end()
-    if end == "stop":
-        assert counts == {"done": 1, "released": 1}
-        assert kit.row(conn, "select run_at <= now() from bartleby.deferred")  # another worker may have it at once
-    lost = 1 if end == "stop" else 2
-    assert [(each.outcome, each.verdict) for each in app.client.attempts(sent)] == [("lost", "retry")] * lost
-    found = kit.present(app.client.find_message(sent))
-    assert (found.solo, found.attempts, found.crashes) == (True, 0, 0)
-
-
-def test_solo_message_whose_lease_was_given_up_while_it_waited_does_not_start(
-    app: Bartleby, conn: Conn, told: kit.Told, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", ["stop", "lapse", "given up"])
+def test_solo_message_is_not_charged_while_it_waits_for_its_turn(  # noqa: PLR0915 - three ends of one story
+    app: Bartleby, conn: Conn, told: kit.Told, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """Its worker could not renew the lease, and so will not run it: it must not report its start."""
+    """It waits for another handler: the worker is stopped, the leases lapse, or its own cannot be renewed."""
 
     async def renew_nothing(*_: object) -> None: ...
 
     monkeypatch.setattr(Heartbeat, "_renew", renew_nothing)
-    gate, ran = Gate(lambda message: message.payload == 1), list[int]()
+    gate, ran = Gate(), list[int]()
     app.handler("slow", lease=600)(gate.handler(awaited=False))
     app.handler("orders", lease=600)(handler_of(lambda message: ran.append(message.id), awaited=True))
     app.client.create_queue("slow")
@@ -192,18 +103,29 @@ def test_solo_message_whose_lease_was_given_up_while_it_waited_does_not_start(
         app.client.resume_queue("orders")
         until(lambda: kit.row(conn, "select count(*) from bartleby.lease where unconfirmed") == 1)
         app.client.pause_queue("orders")
-        (waiting,) = until(lambda: [held for held in running.worker._shared.holding.leases.values() if held.solo])
-        waiting.deadline = 0.0  # the database does not know yet that it is given up
-        until(lambda: told.of("lease.lost"))
+        if end == "stop":
+            running.stop()
+            until(lambda: state(conn, "orders")[1] == 0)
+        elif end == "lapse":
+            kit.lapse(conn)
+        else:
+            (waiting,) = until(lambda: [held for held in running.worker._shared.holding.leases.values() if held.solo])
+            waiting.deadline = 0.0  # the database does not know yet that it is given up
+            until(lambda: told.of("lease.lost"))
         gate.open()
-        app.send("slow", 2)
-        until(lambda: running.worker.counts["done"] == 2)  # the turn of the one that has to run alone is over
-        kit.lapse(conn)
-        running.end()
+        if end == "given up":
+            app.send("slow", 2)
+            until(lambda: running.worker.counts["done"] == 2)  # the turn of the one that has to run alone is over
+            kit.lapse(conn)
+        counts = running.join() if end == "stop" else running.end()
+    if end == "stop":
+        assert counts == {"done": 1, "released": 1}
+        assert kit.row(conn, "select run_at <= now() from bartleby.deferred")  # another worker may have it at once
     assert not ran
-    assert [(each.outcome, each.verdict) for each in app.client.attempts(sent)] == [("lost", "retry")] * 2
+    lost = 1 if end == "stop" else 2
+    assert [(each.outcome, each.verdict) for each in app.client.attempts(sent)] == [("lost", "retry")] * lost
     found = kit.present(app.client.find_message(sent))
-    assert (found.attempts, found.crashes) == (0, 0)
+    assert (found.solo, found.attempts, found.crashes) == (True, 0, 0)
 
 
 def test_solo_message_does_not_run_beside_an_endless_handler_nor_stop_other_queues(

@@ -1,5 +1,6 @@
 """Several processes under one supervisor: restarted when they die, stopped with one signal, and none left behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,13 +14,14 @@ import pytest
 
 from bartleby import Bartleby, supervisor
 from bartleby.supervisor import Supervisor
-from tests.kit.worker import Conn, Program, Told, children_of, row, state, until
+from tests.kit.worker import LONG, Conn, Program, Told, children_of, row, state, until
 
 SHOP = """
 import os, time
-from bartleby import Bartleby
+from bartleby import Bartleby, presence
 
-app = Bartleby()
+presence.EVERY = 0.2  # users have ten seconds
+app = Bartleby(version="2.4.1")
 note = os.open("notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 @app.handler("orders", concurrency=1)
@@ -78,17 +80,22 @@ def test_dead_process_is_replaced_and_one_signal_ends_all(app: Bartleby, conn: C
     assert row(conn, "select count(*) from bartleby.messages") == 8
 
 
-def test_second_interrupt_reaches_the_processes_too(app: Bartleby, conn: Conn, shop: Path, dsn: str) -> None:
-    with Program(dsn, "shop:app", "--processes", "2", "--grace", "3600", cwd=shop) as program:
-        program.wait_for("worker.started", 2)
-        keep_all_busy(app, shop, 2)
-        os.kill(program.pid, signal.SIGINT)
-        program.wait_for("finishing 1 running handlers", 2)  # two signals at once would be one
-        assert program.process.poll() is None
-        os.kill(program.pid, signal.SIGINT)
+def test_drained_process_is_not_replaced_and_the_program_ends_well(
+    app: Bartleby, conn: Conn, shop: Path, dsn: str
+) -> None:
+    client = app.client
+    with Program(dsn, "shop:app", "--processes", "2", cwd=shop) as program:
+        until(lambda: len(client.workers()) == 2)
+        first, second = client.workers()
+        assert (first.version, first.pid == program.pid) == ("2.4.1", False)
+        client.drain_worker(first.name, actor="ana", reason="deploy")
+        until(lambda: [each.name for each in client.workers()] == [second.name])
+        client.send("orders", 0)
+        until(lambda: state(conn) == (0, 0, 0, 0))
+        client.drain_worker(second.name, actor="ana", reason="deploy")
         assert program.end() == 0
-    assert state(conn)[1] == 0
-    assert row(conn, "select count(*) from bartleby.attempts where outcome <> 'lost'") == 0
+        assert program.text().count("worker.draining") == 2
+    assert client.workers() == []
 
 
 def test_no_process_outlives_its_supervisor(app: Bartleby, shop: Path, dsn: str) -> None:
@@ -102,46 +109,50 @@ def test_no_process_outlives_its_supervisor(app: Bartleby, shop: Path, dsn: str)
 # The supervisor alone
 
 
-@pytest.fixture
-def stop_when() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Send SIGTERM to this process when a condition holds."""
-    threads: list[threading.Thread] = []
+@contextlib.contextmanager
+def stopped_when(*conditions: Callable[[], object]) -> Iterator[None]:
+    """Send a signal to this process when each condition holds, one after the other: SIGTERM, then SIGINT."""
 
-    def stop(condition: Callable[[], object]) -> None:
-        until(condition)
-        os.kill(os.getpid(), signal.SIGTERM)
+    def stop() -> None:
+        for condition, number in zip(conditions, (signal.SIGTERM, signal.SIGINT), strict=False):
+            until(condition)
+            os.kill(os.getpid(), number)
 
-    def begin(condition: Callable[[], object]) -> None:
-        threads.append(threading.Thread(target=stop, args=[condition]))
-        threads[-1].start()
-
-    yield begin
-    for thread in threads:
-        thread.join()
-
-
-StopWhen = Callable[[Callable[[], object]], None]
+    thread = threading.Thread(target=stop)
+    thread.start()
+    yield
+    thread.join()
 
 
 def supervised(code: str, processes: int = 1) -> Supervisor:
     return Supervisor([sys.executable, "-S", "-c", code], os.environ, processes, 1.0)
 
 
-def test_worst_exit_code_of_the_processes_is_returned(tmp_path: Path, stop_when: StopWhen) -> None:
+def test_each_signal_is_passed_on_and_the_worst_exit_code_returned(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     code = f"""
 import os, signal, sys, time
+os.chdir({str(tmp_path)!r})
 try:
-    os.mkdir({str(tmp_path / "first")!r})
+    os.mkdir("first")
     code = 0
 except FileExistsError:
     code = 3
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
-open({str(tmp_path)!r} + "/ready" + str(os.getpid()), "w").close()
-time.sleep(600)
+def hear(*_):
+    name = "heard" + str(os.getpid())
+    if os.path.exists(name):
+        sys.exit(code)
+    open(name, "w").close()
+signal.signal(signal.SIGTERM, hear)
+open("ready" + str(os.getpid()), "w").close()
+while True:
+    time.sleep(600)
 """
-    stop_when(lambda: len(list(tmp_path.glob("ready*"))) == 2)
-    assert supervised(code, 2).run() == 3
+    running = supervised(code, 2)
+    running._patience = LONG
+    names = ("ready*", "heard*")  # two signals at once would be one
+    with stopped_when(*(lambda name=name: len(list(tmp_path.glob(name))) == 2 for name in names)):
+        assert running.run() == 3
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
@@ -159,18 +170,16 @@ def test_signal_that_comes_while_a_process_is_started_reaches_it(monkeypatch: py
     assert born[0].poll() is not None
 
 
-def test_process_that_does_not_end_is_killed_after_its_grace(tmp_path: Path, stop_when: StopWhen) -> None:
+def test_process_that_does_not_end_is_killed_after_its_grace(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     ignores = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     running = supervised(f"{ignores}; open({str(ready)!r}, 'w'); time.sleep(600)")
     running._patience = 0.5
-    stop_when(ready.exists)
-    assert running.run() == signal.SIGKILL
+    with stopped_when(ready.exists):
+        assert running.run() == signal.SIGKILL
 
 
-def test_process_that_cannot_live_is_restarted_with_growing_pauses(
-    tmp_path: Path, told: Told, stop_when: StopWhen, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_that_cannot_live_is_restarted_with_growing_pauses(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_LONGEST_PAUSE", 0.4)
     running = supervised("raise SystemExit(1)")
     pauses: list[float] = []
@@ -181,8 +190,8 @@ def test_process_that_cannot_live_is_restarted_with_growing_pauses(
             pauses.append(pause)
         return len(told.of("worker.died")) == 4
 
-    stop_when(died_often)
-    running.run()
+    with stopped_when(died_often):
+        running.run()
     assert pauses[-1] == 0.4
     assert "ended with code 1" in told.of("worker.died")[0].getMessage()
 

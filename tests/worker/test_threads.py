@@ -3,7 +3,7 @@
 import sys
 import threading
 from types import ModuleType
-from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -21,30 +21,11 @@ def test_django_without_settings_does_not_affect_handlers(app: Bartleby, monkeyp
     until(lambda: not [each for each in threading.enumerate() if each.name == "bartleby-orders"])
 
 
-def test_stuck_thread_delays_neither_solo_messages_nor_the_end(app: Bartleby, conn: Conn) -> None:
-    go, alone = threading.Event(), threading.Event()
-
-    @app.handler("orders", timeout=0.1, retry={"max_attempts": 1}, concurrency=1)
-    def stuck(message: Message) -> None:
-        go.wait()  # no exception gets in there
-
-    app.handler("others")(handler_of(lambda _: alone.set(), awaited=True))
-    send_solo(app, conn, "others")
-    app.send("orders", "stuck")
-    try:
-        with working(app, grace=600) as running:
-            until(lambda: running.worker.counts["dead"] == 1)
-            until(lambda: running.worker.running == 0)
-            app.client.resume_queue("others")
-            assert alone.wait(30)  # and does not wait for a lease of 60 s
-            until(lambda: running.worker.counts["done"] == 1)
-            running.end()
-    finally:
-        go.set()
-
-
-def test_stuck_threads_are_replaced_once_and_logged(app: Bartleby, told: Told) -> None:
+def test_stuck_threads_are_judged_logged_and_replaced_once_and_not_waited_for(
+    app: Bartleby, conn: Conn, told: Told
+) -> None:
     go, ran = threading.Event(), threading.Semaphore(0)
+    judge_all = mock.patch.object(Executor, "judge_all", autospec=True, side_effect=Executor.judge_all)
 
     @app.handler("orders", timeout=1, retry={"max_attempts": 1}, concurrency=2)  # so slow that it claims nothing ahead
     def handle(message: Message) -> None:
@@ -52,24 +33,40 @@ def test_stuck_threads_are_replaced_once_and_logged(app: Bartleby, told: Told) -
             go.wait()
         ran.release()
 
+    app.handler("others")(handler_of(lambda _: ran.release(), awaited=True))
+    send_solo(app, conn, "others")
     app.send_many("orders", [{"payload": "stuck"}] * 2)
     try:
-        with working(app) as running:
+        with judge_all as judged, working(app) as running:
             until(lambda: running.worker.counts["dead"] == 2)
+            lane = running.worker._shared.holding.lanes["orders"]
             app.send_many("orders", numbered(3))
             for _ in range(3):
                 assert ran.acquire(timeout=30)
             until(lambda: len(told.of("handler.stuck")) == 2)
             app.send_many("orders", [{"payload": "stuck"}] * 2)
             until(lambda: running.worker.counts["dead"] == 4)
-            until(lambda: len(told.of("handler.stuck")) == 4)
+            until(lambda: len(told.of("handler.stuck")) == lane.stuck == lane.running == 4)  # after a hundred looks
+            assert judged.call_count == 4
             assert sum(each.name == "bartleby-orders" for each in threading.enumerate()) == 4
-            lane = running.worker._shared.holding.lanes["orders"]
-            until(lambda: lane.stuck == lane.running == 4)
+            app.client.resume_queue("others")
+            assert ran.acquire(timeout=30), "the message that has to run alone does not wait for a lease of 60 s"
             go.set()
             until(lambda: (lane.running, lane.stuck) == (0, 0))
             app.send("orders", "last")
-            until(lambda: running.worker.counts["done"] == 4)
+            until(lambda: running.worker.counts["done"] == 5)
+    finally:
+        go.set()
+
+
+def test_stuck_thread_does_not_delay_the_end(app: Bartleby) -> None:
+    go = threading.Event()
+    app.handler("orders", timeout=0.1, retry={"max_attempts": 1})(handler_of(lambda _: go.wait(), awaited=False))
+    app.send("orders", 1)
+    try:
+        with working(app, grace=600) as running:
+            until(lambda: running.worker.counts["dead"] == 1)
+            running.end()
     finally:
         go.set()
 
@@ -102,26 +99,3 @@ def test_solo_message_waits_for_a_thread_that_is_being_interrupted(
     finally:
         go.set()
     assert beside == [False]
-
-
-def test_stuck_thread_is_judged_once(app: Bartleby, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged: list[int] = []
-    judge_all = Executor.judge_all
-
-    def counted(self: Executor, messages: Any, error: BaseException) -> Any:
-        judged.append(len(messages))
-        return judge_all(self, messages, error)
-
-    monkeypatch.setattr(Executor, "judge_all", counted)
-    go = threading.Event()
-    app.handler("orders", timeout=0.05, batch=5, retry={"max_attempts": 1})(
-        handler_of(lambda _: go.wait(), awaited=False, takes=list[Message])
-    )
-    app.send_many("orders", numbered(5))  # no storm yet
-    try:
-        with working(app) as running:
-            until(lambda: running.worker.counts["dead"] == 5)
-            until(lambda: told.of("handler.stuck"))  # a second, and a hundred looks, later
-    finally:
-        go.set()
-    assert judged == [5]
