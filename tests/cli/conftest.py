@@ -3,6 +3,7 @@
 import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,27 @@ from click.testing import CliRunner
 
 from bartleby import Bartleby, Client
 from bartleby.surfaces.cli import main
-from tests.kit.answering import END_OF_INPUT, INTERRUPT, Answer, Talk, plain
 from tests.kit.commands import STEERING, Done
 from tests.kit.replay import Shop
+from tests.kit.screen import CTRL_C, END_OF_INPUT, plain
 
+Answer = str | Callable[[], str]
 Conn = psycopg.Connection[tuple[Any, ...]]
 Run = Callable[..., Done]
-Terminal = Callable[..., Talk]
+Terminal = Callable[..., "Talk"]
+
+
+@dataclass
+class Talk:
+    """What stood on the terminal, without colours, and how it ended."""
+
+    code: int = 0
+    text: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.strip() for line in self.text.splitlines() if line.strip()]
 
 
 @pytest.fixture
@@ -71,7 +86,7 @@ class Keyboard(io.StringIO):
         assert self.left, f"no answer for {self._asked[-1]!r}"
         answer = self.left.pop(0)
         said = answer if isinstance(answer, str) else answer()
-        if said == INTERRUPT:
+        if said == CTRL_C:
             raise KeyboardInterrupt
         if said == END_OF_INPUT:
             return ""

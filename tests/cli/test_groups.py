@@ -17,6 +17,7 @@ from tests.kit.clock import move_clock
 from tests.kit.commands import HOSTILE, check_refusals, has_lines
 
 WHY = ("--actor", "ana", "--reason", "because")
+UNTIL = datetime(2099, 11, 16, 8, tzinfo=UTC)
 BEN: dict[str, Any] = {"actor": "ben", "reason": "maybe the network"}
 
 
@@ -34,16 +35,12 @@ def test_list_counts_letters_of_the_same_bug(bartleby: Run, client: Client) -> N
     die(client, "c", "bills")
     heading, first, *_ = bartleby("groups").out.splitlines()
     assert heading.split() == ["id", "queue", "state", "dead", "24", "hours", "last", "seen", "what"]
-    assert first.split()[:4] == ["1", "orders", "open", "3"]
-    assert first.endswith("KeyError: text a")
-    found = bartleby("groups", "--json").document[0]
-    assert (found["fingerprint"], found["dead"], sum(found["deaths_by_hour"])) == ("a", 3, 3)
+    assert (first.split()[:4], first[-16:]) == (["1", "orders", "open", "3"], "KeyError: text a")
     client.acknowledge_group(3, actor="ana", reason="mine", owner="team-bills")
     client.discard([2], actor="ana", reason="spam")
     for words, ids in (
         (["--limit", "1"], [1]),
         (["--queue", "bills"], [3]),
-        (["--state", "acknowledged"], [3]),
         (["--state", "open", "--state", "acknowledged"], [1, 2, 3]),
         ([], [1, 3]),
         (["--all"], [1, 2, 3]),
@@ -62,16 +59,9 @@ def test_list_and_its_bars_fit_a_terminal(terminal: Terminal, client: Client, mo
     assert max(map(len, shown)) <= 80
     assert re.fullmatch(r"3  orders  open  +1  [▁█]{24}  .* ago", shown[1])
     assert re.fullmatch(r"KeyError: a long story.*…", shown[2])
+    assert (group_words.sparkline([0, 1, 1000]), group_words.sparkline([1, 1, 0, 0, 3, 1], width=3)) == ("▁▂█", "▅▁█")
     monkeypatch.setattr(group_words, "_drawable", lambda: False)  # where no bars can be encoded
     assert re.search(r" _{22,23}#_? ", terminal("groups").text)
-    monkeypatch.setattr(group_words, "_drawable", lambda: True)
-    for counts, width, bars in (
-        ([], None, ""),
-        ([0, 1, 1000], None, "▁▂█"),
-        ([1, 2, 3, 4, 5, 6, 7], None, "▂▃▄▅▆▇█"),
-        ([1, 1, 0, 0, 3, 1], 3, "▅▁█"),
-    ):
-        assert group_words.sparkline(counts, width=width) == bars, counts
 
 
 def test_view_says_what_broke_and_what_to_do(bartleby: Run, terminal: Terminal, client: Client, conn: Conn) -> None:
@@ -97,16 +87,12 @@ def test_view_says_what_broke_and_what_to_do(bartleby: Run, terminal: Terminal, 
         "^bartleby replay group:1 --canary 10 --reason 'what mended it' # when it is mended$",
     )
     assert ("What was tried" in shown.out, "payload.order" in shown.out) == (False, False)
-    on_screen = terminal("groups", "1").lines
-    assert on_screen[0] == shown.out.splitlines()[0]
-    assert max(map(len, on_screen)) <= 80
+    assert max(map(len, terminal("groups", "1").lines)) <= 80
     digits = "12345678901234567890.10000000000000000001"
-    edited = "update bartleby.dead_letter set payload = %s, edited = '{}'"
-    conn.execute(edited.encode(), [f'{{"n": {digits}, "t": "\u2028"}}'])
-    text = bartleby("groups", "1", "--json").out
-    assert f'"payload": {{"n": {digits}, "t": "\\u2028"}}' in text  # every digit
-    assert '"edited": {},' in text
-    document = bartleby("groups", "show", "1", "--json").document
+    conn.execute("update bartleby.dead_letter set payload = %s", [f'{{"n": {digits}}}'])
+    done = bartleby("groups", "1", "--json")
+    assert f'"payload": {{"n": {digits}}}' in done.out  # every digit
+    document = done.document
     assert (document["queue"]["name"], document["newest"]["message_id"]) == ("orders", 3)
     assert document["recent"] == {"letters": 3, "seconds": 300}
     assert ([each["version"] for each in document["versions"]], document["replays"]) == (["1.4.2"], [])
@@ -145,9 +131,6 @@ def test_view_lists_what_was_tried(bartleby: Run, client: Client) -> None:
         f"^bartleby replay show {draft} # a plan that waits to be started$",
     )
     assert "bartleby replay group:1" not in shown.out
-    tried = bartleby("groups", "1", "--json").document["replays"]
-    expected = [(draft, "draft"), (plan, "aborted"), (None, None), (None, None)]
-    assert [(each["replay_id"], each["status"]) for each in tried] == expected
     client.create_queue("bills", {"max_attempts": 1})
     die(client, "b", "bills")
     running = client.plan_replay("queue:bills", actor="ana", reason="go")
@@ -161,9 +144,9 @@ def test_view_lists_what_was_tried(bartleby: Run, client: Client) -> None:
 
 def test_view_compares_letters_and_cuts_unless_all_is_wanted(bartleby: Run, client: Client) -> None:
     payload = {f"field_{number:02}": number for number in range(20)}
+    traceback = "\n".join(f"line {number}" for number in range(50))
     for number in range(13):
         more = {"worker_version": "1" if number < 3 else "2", "error_type": "KeyError" if number else "ValueError"}
-        traceback = "\n".join(f"line {number}" for number in range(50))
         die(client, payload={**payload, "country": "DE" if number else "FR"}, traceback=traceback, **more)
     shown = bartleby("groups", "1")
     has_lines(
@@ -205,9 +188,7 @@ def test_quiet_group_and_the_heading_of_each_state(bartleby: Run, client: Client
         return group_words.heading(changed, now)[0].partition(" is ")[2]
 
     assert head(state="open") == "open again by ana 3 h ago"
-    assert head(state="acknowledged") == "acknowledged by ana 3 h ago"
     assert head(state="resolved") == "resolved in 1.5 by ana 3 h ago"
-    assert head(state="resolved", resolved_version=None) == "resolved by ana 3 h ago"
     assert head(state="regressed", regressions=1) == "regressed 3 h ago: it was resolved in 1.5 and is back"
     assert head(state="regressed", regressions=2).endswith("and is back, for the 2nd time")
     assert head(state="regressed", regressions=13, resolved_version=None).endswith("for the 13th time")
@@ -225,16 +206,9 @@ def test_group_is_acknowledged_muted_and_resolved(bartleby: Run, client: Client)
     assert (done.code, done.out) == (0, "")
     assert re.fullmatch(r"group 1 is acknowledged by ana .* ago: KeyError: 7\n", done.err)
     has_lines(bartleby("groups", "1"), "^owner team-shop$", "^note because$", f"^link {link}$")
-    for words, expected, apart in (
-        (["--for", "1h30m"], datetime.now(UTC) + timedelta(hours=1.5), 300),
-        (["--for", "0.5 H"], datetime.now(UTC) + timedelta(hours=0.5), 300),
-        (["--until", "2099-11-16T08:00+00:00"], datetime(2099, 11, 16, 8, tzinfo=UTC), 0),
-    ):
-        assert bartleby("groups", "mute", "1", *words, *WHY).err.startswith("group 1 is muted until 20"), words
-        group = client.group(1)
-        assert group is not None
-        assert group.muted_until is not None
-        assert abs(group.muted_until - expected) <= timedelta(seconds=apart), words
+    muted = bartleby("groups", "mute", "1", "--until", "2099-11-16T08:00+00:00", *WHY)
+    group = client.group(1)
+    assert (muted.err[:25], group and group.muted_until) == ("group 1 is muted until 20", UNTIL)
     assert bartleby("groups", "mute", "1", "--for", "9" * 14 + "w", *WHY).err.startswith("group 1 is muted until 21")
     resolved, left = bartleby("groups", "resolve", "1", "--in", "1.5", *WHY).err.splitlines()
     assert resolved.startswith("group 1 is resolved in 1.5 by ana")
@@ -261,7 +235,6 @@ def test_refused_commands_say_why_and_change_nothing(bartleby: Run, client: Clie
         (["groups", "ack", "1", *WHY, "--link", "javascript:alert(1)"], 1, "link"),
         (mute, 2, "bartleby: say for how long, or until when\nhint: --for 2h"),
         ([*mute, "--for", "2 fortnights"], 2, "bartleby: '2 fortnights' is no length of time\nhint: "),
-        ([*mute, "--until", "25:00"], 2, "bartleby: '25:00' is no time\nhint: "),
         ([*mute, "--until", "2020-01-01"], 1, "bartleby: a group is muted until a time to come"),
         (["groups", "merge", "1", "--into", "1", *WHY], 1, "bartleby: group 1 cannot be merged into itself\n"),
         *(([*split, word], 2, "") for word in ("payload.to", "=7")),

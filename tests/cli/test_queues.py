@@ -1,12 +1,9 @@
 """`bartleby queues`: list, create, configure, pause, resume, breaker, drop; and `bartleby janitor`."""
 
-import json
 import os
-import signal
-import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from unittest import mock
 
 import psycopg
 import pytest
@@ -16,10 +13,10 @@ from bartleby.janitor import DUTY
 from bartleby.surfaces.cli import upkeep
 from bartleby.surfaces.words import when
 from tests.cli.conftest import Conn, Run, Terminal
-from tests.kit.answering import END_OF_INPUT, INTERRUPT
 from tests.kit.burying import bury
 from tests.kit.clock import move_clock
-from tests.kit.commands import PROGRAM, check_refusals
+from tests.kit.commands import check_refusals
+from tests.kit.screen import CTRL_C, END_OF_INPUT
 
 WHY = ("--reason", "gone")
 
@@ -32,10 +29,6 @@ def test_queues_are_listed_and_dropped(bartleby: Run, client: Client) -> None:
     assert heading.split() == ["queue", "ready", "leased", "deferred", "dead", "oldest", "ready"]
     assert first.split() == ["bills", "0", "0", "0", "0", "paused"]
     assert second.split()[:5] == ["orders", "1", "0", "0", "0"]
-    assert bartleby("queues", "drop", "orders").err.splitlines() == [
-        "bartleby: queue orders still has messages or letters",
-        "hint: bartleby queues drop orders --force asks, and deletes it with its messages and dead letters",
-    ]
     assert bartleby("queues", "drop", "orders", "--force", "--yes", *WHY).code == 0
     assert bartleby("queues", "drop", "bills").code == 0
     nothing = bartleby("queues")
@@ -51,12 +44,9 @@ def test_actor_comes_from_the_option_the_environment_or_the_account(
         assert bartleby("queues", "pause", "orders", *words).code == 0
         return client.audit_log(limit=1)[0].actor
 
-    def no_name() -> str:
-        raise OSError("no such user")
-
     monkeypatch.setenv("LOGNAME", "berta")
-    assert (actor(), client.audit_log(limit=1)[0].reason) == ("berta", None)
-    monkeypatch.setattr("getpass.getuser", no_name)
+    assert actor() == "berta"
+    monkeypatch.setattr("getpass.getuser", mock.Mock(side_effect=OSError("no such user")))
     assert actor() == f"user {os.getuid()}"
     monkeypatch.setenv("BARTLEBY_ACTOR", "cron")
     assert (actor(), actor("--actor", " ana ")) == ("cron", "ana")
@@ -97,8 +87,6 @@ def test_pause_may_have_an_end(bartleby: Run, client: Client) -> None:
     assert queue.paused_until is not None
     assert abs(queue.paused_until - datetime.now(UTC) - timedelta(minutes=90)) < timedelta(minutes=10)
     assert f"paused, ends {when(queue.paused_until)}" in bartleby("queues").out
-    number = client.send("orders", 1)
-    assert f"the queue is paused until {when(queue.paused_until)} (in " in bartleby("explain", str(number)).out
 
 
 def test_breaker_is_opened_closed_switched_off_and_shown(
@@ -111,10 +99,8 @@ def test_breaker_is_opened_closed_switched_off_and_shown(
     assert opened.err.endswith(": forced by ana: it moves\n")
     assert bartleby(*breaker, "open").err.startswith("orders: nothing to change, breaker forced ")
     assert bartleby(*breaker, "close").err == "orders: breaker closed\n"
-    assert bartleby(*breaker, "close").err == "orders: nothing to change, breaker closed\n"
     assert bartleby(*breaker, "off").err == "orders: breaker off\n"
     assert "breaker off" in bartleby("queues").out
-    assert client.open_breaker("orders", "storm", 1) is False
     assert bartleby(*breaker, "auto").err == "orders: breaker closed\n"
     clock = move_clock(conn)
     clock.advance(-60)
@@ -141,19 +127,18 @@ def test_forced_drop_names_counts_and_asks(bartleby: Run, terminal: Terminal, cl
     client.send("orders", 5)
     client.send("orders", 6, delay=60)
     drop = ("queues", "drop", "orders", "--force")
-    check_refusals(
-        bartleby,
-        [
-            ((*drop[:3], "--yes"), 1, "queue orders still has messages or letters"),
-            ((*drop, "--yes"), 2, "the reason is missing"),
-            ((*drop, *WHY), 1, "no terminal to ask on"),
-        ],
-    )
+    hint = "hint: bartleby queues drop orders --force asks, and deletes it with its messages and dead letters"
+    rows: list[tuple[tuple[str, ...], int, str]] = [
+        ((*drop[:3], "--yes"), 1, f"bartleby: queue orders still has messages or letters\n{hint}\n"),
+        ((*drop, "--yes"), 2, "the reason is missing"),
+        ((*drop, *WHY), 1, "no terminal to ask on"),
+    ]
+    check_refusals(bartleby, rows)
     with psycopg.connect(dsn) as sender:
         sender.execute("select bartleby.send('orders', '1')")
         in_use = bartleby(*drop, *WHY, "--yes")
     assert (in_use.code, "in use by an open transaction" in in_use.err, "--force" in in_use.err) == (1, True, False)
-    for answer in ("y", "", "order", END_OF_INPUT, INTERRUPT):
+    for answer in ("y", "", "order", END_OF_INPUT, CTRL_C):
         refused = terminal(*drop, *WHY, answers=[answer])
         assert (refused.code, "nothing was changed" in refused.text) == (1, True), answer
     assert [queue.name for queue in client.queues()] == ["orders"]
@@ -169,17 +154,15 @@ def test_janitor_does_one_round(bartleby: Run, client: Client, conn: Conn, monke
     clock = move_clock(conn)
     client.send_many("orders", [{"payload": 1}, {"payload": 2}])
     client.claim("orders", "web-1:44", limit=2, lease=10)
-    clock.advance(11)
     client.mark_handled("orders", "orders", "id:1")
     clock.advance(40 * 86400)
+    plan = client.plan_replay(ids=bury(client, range(30)), actor="ana", reason="hotfix", rate=20)
+    client.start_replay(plan, actor="ana", reason="hotfix")
     done = bartleby("janitor", "--once")
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
     assert lines[:2] == ["orders: worker web-1:44 stopped answering: 2 messages released", "segments: nothing to do"]
-    assert "handled: forgot 1" in lines
-    plan = client.plan_replay(ids=bury(client, range(30)), actor="ana", reason="hotfix", rate=20)
-    client.start_replay(plan, actor="ana", reason="hotfix")
-    assert f"replay {plan}: 30 replayed" in bartleby("janitor", "--once").out.splitlines()
+    assert {"handled: forgot 1", f"replay {plan}: 30 replayed"} <= set(lines)
     assert client.on_duty("replays") is None
     slow = client.plan_replay(ids=bury(client, range(30)), actor="ana", reason="hotfix", rate=0.01)
     client.start_replay(slow, actor="ana", reason="hotfix")
@@ -187,13 +170,9 @@ def test_janitor_does_one_round(bartleby: Run, client: Client, conn: Conn, monke
     monkeypatch.setattr("bartleby.client.Runner.tally", lambda *_: 2000)
     monkeypatch.setattr("bartleby.client.Runner.restless_groups", lambda *_: [1])
     assert bartleby("janitor", "--once").code == 0
-    found = client.find_replay(slow)
-    assert found is not None
-    assert (found.status, found.waiting > 20) == ("running", True)
+    assert [(each.id, each.waiting > 20) for each in client.replays(statuses=["running"])] == [(slow, True)]
     assert client.take_duty(DUTY, "another", 60) is True
-    refused = bartleby("janitor", "--once")
-    assert (refused.code, refused.out) == (0, "")
-    assert refused.err == "nothing to do: a worker or another janitor does the upkeep\n"
+    check_refusals(bartleby, [(["janitor", "--once"], 0, "nothing to do: a worker or another janitor does the upkeep")])
 
 
 @pytest.mark.own_database
@@ -202,22 +181,3 @@ def test_role_of_a_worker_is_enough_for_the_janitor(bartleby: Run, client: Clien
     client.start_replay(plan, actor="ana", reason="hotfix")
     done = bartleby("janitor", "--once", address=login("bartleby_worker"))
     assert (done.code, done.err, f"replay {plan}: 3 replayed" in done.out) == (0, "", True)
-
-
-def test_janitor_works_until_a_signal_and_gives_up_its_duty(
-    client: Client, dsn: str, tmp_path: Path, wait_for: Callable[[Callable[[], object]], None]
-) -> None:
-    client.send("orders", 1)
-    client.claim("orders", "web-1:44", lease=0.1)
-    log = tmp_path / "log"
-    environment = {**os.environ, "BARTLEBY_DSN": dsn}
-    words = [*PROGRAM, "janitor", "--log", "json"]
-    with log.open("w") as stderr, subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=stderr) as process:
-        wait_for(lambda: client.queues()[0].leased == 0 and "lease.reaped" in log.read_text())
-        assert client.take_duty(DUTY, "another", 1) is False
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
-    found = [json.loads(line) for line in log.read_text().splitlines()]
-    assert (found[0]["event"], found[-1]["event"]) == ("janitor.started", "janitor.stopped")
-    assert [each["queue"] for each in found if each["event"] == "lease.reaped"] == ["orders"]
-    assert client.take_duty(DUTY, "another", 1) is True

@@ -45,9 +45,7 @@ def test_what_cannot_be_sent_is_refused_with_a_hint(bartleby: Run, client: Clien
         (["orders", "hello"], "", "the payload is not JSON: .*\nhint: a text needs its quotes: '\"hello\"'"),
         (["orders", "NaN"], "", "invalid message: .*\nhint: .*finite numbers"),
         (["orders", "[" * 10_000], "", "the payload is not JSON"),
-        (["orders", "1" * 5000], "", "the payload is not JSON"),
         (["orders"], b'"\xff"', "standard input is not text"),
-        (["orders", '"\udcff"'], "", "lone surrogate"),
         (["nowhere", "1"], "", "unknown queue: 'nowhere'\nhint: .*bartleby queues create"),
         (["orders", "1", "--max-attempts", "99999999999"], "", "out of range"),
     ):

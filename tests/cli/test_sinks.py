@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from bartleby import Client
 from tests.cli.conftest import Run, Terminal
-from tests.kit.commands import check_refusals
+from tests.kit.commands import PROGRAM, check_refusals
 from tests.kit.events import WELL_FORMED
 from tests.kit.relay import ANA, add, die, sink
 from tests.kit.worker import ENVIRONMENT, until
@@ -68,12 +67,9 @@ def test_refused_commands_say_why_and_change_nothing(client: Client, bartleby: R
     ]
     check_refusals(bartleby, rows)
     for text, problem in (
-        ("sinks = 5", "sinks in"),
         ("[sinks]\nbus = 5", "sink 'bus' in"),
-        ("[sinks.bus]\nattempts = 2", "sink 'bus' in"),
         ('[sinks.bus]\nkind = "log"\noptions.path = "x"', "option 'path' of a log sink cannot be used"),
         ('[sinks.bus]\nkind = "log"\nsize = 2', 'unknown setting "size" of a sink'),
-        ('[sinks.bus]\nkind = "pigeon"', "unknown kind of sink: 'pigeon'"),
     ):
         (tmp_path / "bartleby.toml").write_text(text)
         check_refusals(bartleby, [(["sinks", "sync"], 1, problem)])
@@ -92,15 +88,11 @@ def test_secrets_of_the_relay_need_not_be_set_here(
     done = bartleby("sinks", "add", "hook", "webhook", "--option", "url=https://h.example", "--option", several, *WHY)
     assert (done.code, done.err.startswith(f"BARTLEBY_SINK_OLD, BARTLEBY_SINK_NEW are {unset}")) == (0, True)
     monkeypatch.setenv("AWS_SECRET", "hunter2")  # any other variable cannot be had
-    for more in ((), ("--option", "user=env:BARTLEBY_SINK_NONE")):
-        done = bartleby(*nats, "token=env:AWS_SECRET", *more, *WHY)
-        assert done.code == 1
-        assert "may not read the environment variable 'AWS_SECRET'" in done.err
-        assert "name it BARTLEBY_SINK_AWS_SECRET, and write env:BARTLEBY_SINK_AWS_SECRET" in done.err
-        assert "hunter2" not in done.err
-    client.put_sink("bus", "nats", {"options": {"url": "nats://h", "token": "env:AWS_SECRET"}}, **ANA)  # as psql may
-    done = bartleby("sinks", "test", "bus")
-    assert (done.code, "may not read" in done.err, "hunter2" in done.err) == (1, True, False)
+    client.put_sink("psql", "nats", {"options": {"url": "nats://h", "token": "env:AWS_SECRET"}}, **ANA)
+    for words in ([*nats, "token=env:AWS_SECRET", *WHY], ["sinks", "test", "psql"]):
+        done = bartleby(*words)
+        assert (done.code, "hunter2" in done.err) == (1, False), words
+        assert "may not read the environment variable 'AWS_SECRET'" in done.err, words
     assert bartleby("sinks", "add", "away", "nats", "--option", "url=nats://127.0.0.1:1", *WHY).code == 0
     done = bartleby("sinks", "test", "away")
     assert (done.code, done.out) == (1, "")
@@ -127,14 +119,12 @@ def test_metrics_are_in_the_format_of_prometheus_and_a_list_fits(
     add(client)
     add(client, "second")
     client.report_sink("bus", published=7, failures=2, error="connection refused " * 30)
-    text = bartleby("sinks", "metrics").out
-    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    for name, published, failed, degraded in (("bus", "7", "2", "1"), ("second", "0", "0", "0")):
-        assert samples[f'bartleby_events_published_total{{sink="{name}"}}'] == published
-        assert samples[f'bartleby_emit_failures_total{{sink="{name}"}}'] == failed
-        assert samples[f'bartleby_sink_degraded{{sink="{name}"}}'] == degraded
-        assert int(samples[f'bartleby_sink_waiting{{sink="{name}"}}']) >= 0
-    assert text.count("# TYPE bartleby_emit_failures_total counter\n") == 1
+    lines = bartleby("sinks", "metrics").out.splitlines()
+    assert lines.count("# TYPE bartleby_emit_failures_total counter") == 1
+    for name, published, failed, degraded in (("bus", 7, 2, 1), ("second", 0, 0, 0)):
+        assert f'bartleby_events_published_total{{sink="{name}"}} {published}' in lines
+        assert f'bartleby_emit_failures_total{{sink="{name}"}} {failed}' in lines
+        assert f'bartleby_sink_degraded{{sink="{name}"}} {degraded}' in lines
     shown = terminal("sinks", columns=100).lines
     assert (max(map(len, shown)) <= 100, "degraded" in " ".join(shown)) == (True, True)
 
@@ -172,9 +162,8 @@ def test_events_that_a_sink_lost_are_sent_again(
 ) -> None:
     bartleby("sinks", "add", "bus", "log", "--option", f"path={file}", "--types", "dead_letter.*", *WHY)
     reconcile = ("sinks", "reconcile", "bus")
-    command = [sys.executable, "-m", "bartleby", "--dsn", dsn, "relay", "--look", "0.1", "--log", "json"]
-    environment = {**ENVIRONMENT, "BARTLEBY_SPOOL": "off"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as relay:
+    command = [*PROGRAM, "--dsn", dsn, "relay", "--look", "0.1", "--log", "json"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as relay:
         died = die(client, 6)
         until(lambda: sink(client).waiting == 0 and sink(client).published == 6)
         assert "6 events looked at, 0 missing, 0 sent" in bartleby(*reconcile).out
@@ -185,7 +174,6 @@ def test_events_that_a_sink_lost_are_sent_again(
         assert "no terminal to ask on" in bartleby(*reconcile, *WHY).err
         assert "2 missing, 2 sent again" in bartleby(*reconcile, "--yes", *WHY).out
         until(lambda: len(events(file)) == 6 and sink(client).waiting == 0)
-        assert "0 missing" in bartleby(*reconcile, "--since", "1h").out
         relay.terminate()
         _, log = relay.communicate(timeout=60)
     names = [json.loads(line)["event"] for line in log.splitlines()]

@@ -1,13 +1,14 @@
 """`bartleby tokens`: secrets are shown once, and passwords are never arguments. `bartleby workers`: list and drain."""
 
+import os
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bartleby import Client, hashing
 from tests.cli.conftest import Run, Terminal
-from tests.kit.answering import END_OF_INPUT, talk
 from tests.kit.commands import check_refusals
+from tests.kit.screen import END_OF_INPUT, Screen
 
 WHY = ("--reason", "the pipeline")
 
@@ -26,9 +27,6 @@ def test_token_is_added_shown_once_and_revoked(client: Client, bartleby: Run) ->
     assert heading.split() == ["id", "kind", "name", "role", "expires", "used", "added", "by", "queues"]
     assert listed.split()[:4] == [str(found.id), "token", "ci", "operator"]
     assert listed.endswith("ana       mails, orders")
-    made = bartleby("tokens", "add", "bot", "--role", "reader", "--json", *WHY).document
-    assert (made["name"], made["role"], made["queues"]) == ("bot", "reader", None)
-    assert client.find_token(hashing.digest(made["token"])) is not None
     assert not any({"hash", "token"} & set(each) for each in bartleby("tokens", "--json").document)
     assert secret not in listed + heading + done.err + str(client.audit_log())
     revoked = bartleby("tokens", "revoke", str(found.id), "--reason", "it leaked")
@@ -37,18 +35,17 @@ def test_token_is_added_shown_once_and_revoked(client: Client, bartleby: Run) ->
 
 def test_tokens_end_and_sessions_are_listed_on_request(client: Client, bartleby: Run, terminal: Terminal) -> None:
     now = datetime.now(UTC)
-    session = client.open_session(
-        hashing.digest("s"), name="ana", role="reader", queues=None, until=now + timedelta(hours=1)
-    )
+    end = now + timedelta(hours=1)
+    session = client.open_session(hashing.digest("s"), name="ana", role="reader", queues=None, until=end)
     assert bartleby("tokens", "--json").document == []
-    ends = {"12h": timedelta(hours=12), "2w": timedelta(weeks=2), "1y": timedelta(days=365.25), "": timedelta(days=90)}
-    for text, away in ends.items():
+    fixed = datetime(2099, 1, 1).astimezone()
+    ends = {"12h": now + timedelta(hours=12), "1y": now + timedelta(days=365.25), "": now + timedelta(days=90)}
+    for text, expected in {**ends, "2099-01-01": fixed}.items():
         expires = ("--expires", text) if text else ()
         made = bartleby("tokens", "add", "ci", "--role", "agent", *expires, "--json", *WHY).document
-        assert abs(now + away - datetime.fromisoformat(made["expires_at"])) < timedelta(minutes=5), text
-    for text, end in (("never", None), ("2099-01-01", datetime(2099, 1, 1).astimezone())):
-        made = bartleby("tokens", "add", text, "--role", "agent", "--expires", text, "--json", *WHY).document
-        assert (made["expires_at"] and datetime.fromisoformat(made["expires_at"])) == end
+        assert client.find_token(hashing.digest(made["token"])) is not None
+        assert abs(expected - datetime.fromisoformat(made["expires_at"])) < timedelta(minutes=5), text
+    bartleby("tokens", "add", "never", "--role", "agent", "--expires", "never", *WHY)
     [line] = [line for line in bartleby("tokens").out.splitlines() if "never" in line.split()[2:3]]
     assert (line.split()[1:6], line.split()[-1]) == (["token", "never", "agent", "never", "never"], "all")
     assert re.search(r"in \d\d min", terminal("tokens", "--sessions").text)
@@ -62,13 +59,10 @@ def test_password_comes_from_standard_input(client: Client, bartleby: Run) -> No
     found = client.find_password("ana")
     assert found is not None
     assert hashing.fits(" correct horse ", found.hash)
-    made = bartleby("tokens", "add", "bob", "--role", "reader", "--password", "--json", *WHY, stdin="battery staple")
-    assert (made.document["kind"], "token" in made.document) == ("password", False)
     assert "horse" not in str(client.audit_log())
     for name, password, problem in (
         ("ana", "battery staple", "there is a password of 'ana' already\nhint: revoke it first"),
         ("a", "short\n", "a password has 8 to 1,000 characters"),
-        ("a", "", "a password has 8 to 1,000 characters"),
         ("a:b", "long enough", "none of a password has a colon"),
     ):
         done = bartleby("tokens", "add", name, "--role", "reader", "--password", *WHY, stdin=password)
@@ -76,15 +70,22 @@ def test_password_comes_from_standard_input(client: Client, bartleby: Run) -> No
 
 
 def test_password_is_asked_for_twice_and_not_echoed(client: Client, dsn: str) -> None:
-    words = ("tokens", "add", "ana", "--role", "operator", "--password")
-    differing = talk(dsn, *words, *WHY, answers=["correct horse", "correct house"])
-    assert (differing.code, "nothing was changed: the two are not the same" in differing.text) == (1, True)
-    ended = talk(dsn, *words, *WHY, answers=[END_OF_INPUT])
-    assert (ended.code, "nothing was changed: there was no answer" in ended.text) == (1, True)
+    def talk(*answers: tuple[str, str]) -> tuple[int, str]:
+        words = ("--dsn", dsn, "tokens", "add", "ana", "--role", "operator", "--password")
+        with Screen(*words, environment=os.environ) as terminal:
+            for question, keys in answers:
+                terminal.wait_for(question)
+                terminal.press(keys)
+            return terminal.end(), terminal.shown
+
+    why = ("Reason (it is recorded): ", "on call\n")
+    code, shown = talk(why, ("Password: ", "correct horse\n"), ("Once more: ", "correct house\n"))
+    assert (code, "nothing was changed: the two are not the same" in shown) == (1, True)
+    code, shown = talk(why, ("Password: ", END_OF_INPUT))
+    assert (code, "nothing was changed: there was no answer" in shown) == (1, True)
     assert client.tokens() == []
-    found = talk(dsn, *words, answers=["on call", "correct horse", "correct horse"])
-    assert (found.code, found.asked) == (0, ["Reason (it is recorded): ", "Password: ", "Once more: "])
-    assert "horse" not in found.text
+    code, shown = talk(why, ("Password: ", "correct horse\n"), ("Once more: ", "correct horse\n"))
+    assert (code, "horse" in shown) == (0, False)
     kept = client.find_password("ana")
     assert kept is not None
     assert hashing.fits("correct horse", kept.hash)
@@ -100,7 +101,6 @@ def test_refused_commands_say_why_and_change_nothing(client: Client, bartleby: R
             (["tokens", "add", "", "--role", "reader", *WHY], 1, "not a name of a token: ''"),
             ([*token, "--expires", "soon", *WHY], 2, "'soon' is no time"),
             ([*token, "--expires", "2020-01-01", *WHY], 2, "'2020-01-01' is past"),
-            ([*token, "--expires", "999999999y", *WHY], 2, "is no time"),
             ([*token, "--password", "secret", *WHY], 2, "unexpected extra argument"),
             (["tokens", "revoke", "17", *WHY], 1, "unknown token: 17\nhint: bartleby tokens lists them"),
             (["workers", "drain", "unknown", *WHY], 1, "unknown worker: 'unknown'\nhint: bartleby workers lists them"),
@@ -111,31 +111,24 @@ def test_refused_commands_say_why_and_change_nothing(client: Client, bartleby: R
 
 
 def test_workers_are_listed_and_one_is_drained(client: Client, bartleby: Run, terminal: Terminal) -> None:
-    def report(name: str = "web-7:4711:9f", **given: Any) -> str:
-        facts = {
-            "version": "2.4.1",
-            "queues": ["orders"],
-            "host": "web-7",
-            "pid": 4711,
-            "concurrency": 10,
-            "running": 3,
-        }
-        return client.report_worker(name, **{**facts, **given})
+    def report(name: str, **given: Any) -> str:
+        facts: dict[str, Any] = {"version": "2.4.1", "queues": ["orders"], "host": "web-7", "pid": 4711, "running": 3}
+        return client.report_worker(name, **{**facts, "concurrency": 10, **given})
 
     done = bartleby("workers")
     assert (done.code, done.err) == (0, "nobody works here; run handlers: bartleby work MODULE:APP\n")
+    name = "web-7:4711:9f"
     client.send_many("orders", [{"payload": number} for number in range(5)])
-    report()
+    report(name)
     report("relay:1:a", kind="relay", version=None, queues=["sink.bus"], running=0, concurrency=1)
-    client.claim("orders", "web-7:4711:9f", limit=5)
+    client.claim("orders", name, limit=5)
     heading, first, second = bartleby("workers").out.splitlines()
     assert " ".join(heading.split()) == "worker kind state running in hand oldest seen version queues"
-    assert first.split()[:7] == ["web-7:4711:9f", "worker", "working", "3", "of", "10", "5"]
+    assert first.split()[:7] == [name, "worker", "working", "3", "of", "10", "5"]
     assert first.split()[-2:] == ["2.4.1", "orders"]
     assert second.split()[:7] == ["relay:1:a", "relay", "working", "0", "of", "1", "0"]
     assert "ago" in terminal("workers", columns=160).text
-    told = "worker web-7:4711:9f is told to stop, and hears of it within ten seconds\n"
-    check_refusals(bartleby, [(["workers", "drain", "web-7:4711:9f", *WHY], 0, told)])
-    assert report() == "drain"
+    drain = ["workers", "drain", name, *WHY]
+    check_refusals(bartleby, [(drain, 0, f"worker {name} is told to stop, and hears of it within ten seconds\n")])
     assert bartleby("workers").out.splitlines()[1].split()[2] == "draining"
-    assert "was told before" in bartleby("workers", "drain", "web-7:4711:9f", *WHY).err
+    assert "was told before" in bartleby(*drain).err

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bartleby import Bartleby, NoApp, dev
+from bartleby import Bartleby, NoApp, __version__, dev
 from bartleby.surfaces.cli.work import load
 from tests.cli.conftest import Conn, Run
 from tests.kit.commands import check_refusals
@@ -21,7 +21,6 @@ from bartleby import Bartleby
 
 app = Bartleby()
 other = Bartleby()
-thing = 5
 
 @app.handler("orders", retry={"max_attempts": 1})
 async def handle(message):
@@ -39,12 +38,9 @@ BARE = "from bartleby import Bartleby\napp = Bartleby()\n"
 
 
 @pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
-    for queue in ("orders", "parcels"):
-        made.client.create_queue(queue)
-    yield made
-    made.client.close()
+def app(app: Bartleby) -> Bartleby:
+    app.client.create_queue("parcels")
+    return app
 
 
 @pytest.fixture
@@ -82,16 +78,12 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_application_is_found_by_its_path(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in ("shop:app", "one", "package.shop:app"):
         assert sorted(load(path).handlers) == ["orders", "parcels"], path
-    unnamed = "'{}' does not name an application: MODULE:APP, such as shop:app"
     for path, text in {
         "nowhere:app": "there is no module 'nowhere': MODULE:APP, such as shop:app",
-        "package.nowhere:app": "there is no module 'package.nowhere'",
         "shop:application": "shop has no application 'application': there is: shop:app, shop:other",
-        "shop:thing": "shop has no application 'thing'",
         "shop": "which application in shop?",
         "empty:app": "empty has no application 'app': put `app = Bartleby()` into ",
-        "shop.py:app": "there is no module 'shop.py'",
-        **{path: unnamed.format(path) for path in ("./shop:app", ":app", "..shop:app")},
+        "./shop:app": "'./shop:app' does not name an application: MODULE:APP, such as shop:app",
     }.items():
         with pytest.raises(NoApp) as caught:
             load(path)
@@ -118,14 +110,13 @@ def test_refused_commands_say_why(bartleby: Run, conn: Conn, shop: Path, server:
     ]
     check_refusals(lambda *words: bartleby("work", *words), rows)
     words = ("work", "shop:app", "--until-idle")
-    unreachable = bartleby(*words, address="postgresql://127.0.0.1:1/x")
-    assert (unreachable.code, "127.0.0.1" in unreachable.err) == (1, True)
     without = bartleby(*words, address=f"{server.dsn.rpartition('/')[0]}/postgres")
     assert (without.code, "bartleby install" in without.err) == (1, True)
-    conn.execute("update bartleby.installation set version = '0.0.9'")
-    older = bartleby(*words, "--log", "json")
-    assert (older.code, "claim.failed" in older.err) == (1, False)
-    assert older.err.endswith("hint: run: bartleby upgrade\n")
+    for version, code in (("0.0.9", 1), (__version__, 0), ("1.0.0", 0)):  # a newer schema is fine
+        conn.execute("update bartleby.installation set version = %s", [version])
+        done = bartleby(*words, "--log", "json")
+        assert (done.code, "claim.failed" in done.err) == (code, False), version
+        assert done.err.endswith("hint: run: bartleby upgrade\n") == bool(code)
 
 
 @pytest.mark.own_database
@@ -147,24 +138,21 @@ def test_options_reach_the_worker(bartleby: Run, shop: Path, dsn: str, monkeypat
         async def run(self) -> None: ...
 
     monkeypatch.setattr("bartleby.worker.Worker", Recorded)
-    usual = {"dsn": dsn, "queues": None, "concurrency": None, "until_idle": False, "grace": 30, "poll": 1}
     options = ("--queue", "orders", "--queue", "parcels", "--concurrency", "2", "--grace", "7", "--poll", "0.5")
-    assert bartleby("work", "shop:app").code == 0
     assert bartleby("work", "shop:app", *options, "--until-idle").code == 0
     given = {"queues": ("orders", "parcels"), "concurrency": 2, "until_idle": True, "grace": 7, "poll": 0.5}
-    assert made == [usual, {**usual, **given}]
+    assert made == [{"dsn": dsn, **given}]
     # the database of the command goes before that of the application, which goes before none
     (shop / "mine.py").write_text(SHOP.replace("app = Bartleby()", f"app = Bartleby({dsn!r})"))
     (shop / "away.py").write_text(SHOP.replace("app = Bartleby()", 'app = Bartleby("postgresql://127.0.0.1:1/x")'))
     assert bartleby("work", "mine:app", address=None).code == 0
     assert bartleby("--dsn", dsn, "work", "away:app", address=None).code == 0
-    assert [each["dsn"] for each in made] == [dsn] * 4
+    assert [each["dsn"] for each in made] == [dsn] * 3
 
 
 def test_work_in_a_process_logs_one_json_object_a_line(app: Bartleby, shop: Path, dsn: str) -> None:
     """Also when handlers use both clients and the database of the command, fail in several lines, and it ends."""
-    away = SHOP.replace("app = Bartleby()", 'app = Bartleby("postgresql://127.0.0.1:1/x")')
-    (shop / "away.py").write_text(away)
+    (shop / "away.py").write_text(SHOP.replace("app = Bartleby()", 'app = Bartleby("postgresql://127.0.0.1:1/x")'))
     bad = app.client.send("orders", "bad")
     app.client.send("orders", "pass on")
     app.client.send("parcels", "pass on")
@@ -172,9 +160,7 @@ def test_work_in_a_process_logs_one_json_object_a_line(app: Bartleby, shop: Path
     with Program(dsn, "away:app", "--until-idle", "--log", "json", cwd=shop, environment=warnings) as program:
         assert program.end() == 0
         events = program.events()
-    for event in events:
-        assert {"time", "level", "event", "text"} <= set(event)
-        assert event["level"] in {"debug", "info", "warning", "error"}
+    assert all({"time", "level", "event", "text"} <= set(event) for event in events)
     assert (events[0]["event"], events[-1]["event"]) == ("worker.started", "worker.stopped")
     (dead,) = [event for event in events if event["event"] == "message.dead"]
     assert (dead["message_id"], dead["queue"], dead["attempt"], dead["level"]) == (bad, "orders", 1, "warning")
@@ -185,13 +171,8 @@ def test_log_as_text_and_quiet(bartleby: Run, app: Bartleby, conn: Conn, shop: P
     app.client.send("orders", "bad")
     app.client.send("parcels", 1)
     done = bartleby("work", "shop:app", "--queue", "orders", "--until-idle")
-    lines = done.err.splitlines()
-    assert all(line[2] == line[5] == ":" for line in lines), done.err
-    assert (done.code, sum("message.dead" in line for line in lines)) == (0, 1)
+    assert (done.code, done.err.count("message.dead")) == (0, 1)
     assert (state(conn)[0], state(conn, "parcels")[0]) == (0, 1)
-    logging.getLogger("bartleby").handlers.clear()
-    done = bartleby("work", "shop:app", "--until-idle", "--quiet")
-    assert (done.code, done.err) == (0, "")
     app.client.send("orders", "bad")
     logging.getLogger("bartleby").handlers.clear()
     done = bartleby("work", "shop:app", "--until-idle", "--quiet", "--log", "json")

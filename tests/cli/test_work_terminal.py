@@ -1,27 +1,20 @@
 """A worker on a terminal: the status line, what handlers print, Ctrl-C, and handlers that do not end."""
 
-import contextlib
-import os
-import pty
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
 
-import psycopg
 import pytest
 
 from bartleby import Bartleby
 from bartleby.surfaces.cli import work
-from tests.kit.worker import ENVIRONMENT, LONG, Program, state, until
-
-Conn = psycopg.Connection[tuple[Any, ...]]
+from tests.cli.conftest import Conn
+from tests.kit.screen import CTRL_C, Screen
+from tests.kit.worker import ENVIRONMENT, LONG, state, until
 
 SHOP = """
-import asyncio, pathlib, sys, time
+import asyncio, sys, time
 from bartleby import Bartleby
 
 app = Bartleby()
@@ -36,24 +29,17 @@ def prints(message):
         print("half", end="", flush=True)
         time.sleep(0.5)  # a status line comes several times a second
         print(" and whole")
-    elif message.payload == "stderr":
+    elif message.payload == "others":  # a handler must not fail only because its output is a terminal
         print("to stderr", file=sys.stderr)
-    elif message.payload == "buffer":
-        sys.stdout.buffer.write(b"bytes\\n")
+        sys.stdout.buffer.write(f"{sys.stdout.encoding}\\n".encode())
         sys.stdout.buffer.flush()
-    elif message.payload == "encoding":
-        note(sys.stdout.encoding.lower())
     else:
         print("fulfilled", message.payload)
 
 @app.handler("blocks")
 async def blocks(message):
     note("begin")
-    while message.payload == "go" and not pathlib.Path("go").exists():
-        time.sleep(0.01)
-    if message.payload != "go":
-        time.sleep(message.payload)
-    note("end")
+    time.sleep(60)
 
 @app.handler("stubborn")
 async def stubborn(message):
@@ -66,74 +52,16 @@ async def stubborn(message):
 """
 
 
-class Terminal:
-    """`bartleby work shop:app` with a terminal of 100 columns, and the lines that stand on it."""
-
-    def __init__(self, dsn: str, *arguments: str, cwd: Path) -> None:
-        self._mine, its = pty.openpty()
-        command = [sys.executable, "-m", "bartleby", "--dsn", dsn, "work", "shop:app", *arguments]
-        environment = {**ENVIRONMENT, "COLUMNS": "100"}
-        self.process = subprocess.Popen(command, cwd=cwd, env=environment, stdin=its, stdout=its, stderr=its)
-        os.close(its)
-        self._seen = b""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError):  # the other side was closed
-            while True:
-                self._seen += os.read(self._mine, 65536)
-
-    @property
-    def lines(self) -> list[str]:
-        """Return the lines on the screen now."""
-        lines, column = [""], 0
-        text = self._seen.decode().replace("\x1b[K", "\0")
-        for each in text:
-            if each == "\n":
-                lines.append("")
-                column = 0
-            elif each == "\r":
-                column = 0
-            elif each == "\0":
-                lines[-1] = lines[-1][:column]
-            else:
-                lines[-1] = lines[-1][:column] + each + lines[-1][column + 1 :]
-                column += 1
-        return lines
-
-    def wait_for(self, text: str) -> str:
-        """Return the first line with this text."""
-        found = until(lambda: [line for line in self.lines if text in line], LONG, f"{text!r} among {self.lines}")
-        return str(found[0])
-
-    def interrupt(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._reader.join(5)
-        os.close(self._mine)
-
-
 @pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    made = Bartleby(dsn)
+def shop(app: Bartleby, tmp_path: Path) -> Path:
     for queue in ("prints", "blocks", "stubborn"):
-        made.client.create_queue(queue)
-    yield made
-    made.client.close()
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> Path:
+        app.client.create_queue(queue)
     (tmp_path / "shop.py").write_text(SHOP)
     return tmp_path
+
+
+def working_on_a_terminal(dsn: str, shop: Path, *options: str) -> Screen:
+    return Screen("--dsn", dsn, "work", "shop:app", *options, environment=ENVIRONMENT, cwd=shop)
 
 
 def notes(shop: Path) -> list[str]:
@@ -145,24 +73,22 @@ def is_status(line: str) -> bool:
     return "running" in line and "done" in line
 
 
-def test_handlers_print_above_the_status_line(app: Bartleby, conn: Conn, shop: Path, dsn: str) -> None:
-    with Terminal(dsn, cwd=shop) as terminal:
+def test_handlers_print_above_the_status_line(app: Bartleby, shop: Path, dsn: str) -> None:
+    with working_on_a_terminal(dsn, shop) as terminal:
         terminal.wait_for("running 0")
         app.send_many("prints", [{"payload": each} for each in (1, 2, "half", 3)])
         terminal.wait_for("done 4")
         lines = terminal.lines
-        # a handler must not fail only because its output is a terminal
-        app.send_many("prints", [{"payload": each} for each in ("stderr", "buffer", "encoding")])
-        terminal.wait_for("done 7")
+        app.send("prints", "others")
+        terminal.wait_for("done 5")
         assert "to stderr" in terminal.lines
-        terminal.interrupt()
-        assert terminal.process.wait(LONG) == 0
-        terminal.wait_for("has stopped")
+        terminal.press(CTRL_C)
+        assert terminal.end() == 0
         last = terminal.lines
     printed = [line for line in lines if "fulfilled" in line or "half" in line]
     assert printed == ["fulfilled 1", "fulfilled 2", "half and whole", "fulfilled 3"]
     assert [is_status(line) for line in lines] == [False] * (len(lines) - 1) + [True]
-    assert not is_status([line for line in last if line][-1])  # it is cleared at the end
+    assert "has stopped" in [line for line in last if line][-1]  # and the status line is cleared
     assert [line for line in last if "fulfilled" in line or "half" in line] == printed
     assert not any("finishing" in line for line in last)  # an idle worker has nothing to wait for
 
@@ -171,37 +97,23 @@ def test_first_interrupt_says_what_is_awaited_and_the_second_does_not_wait(
     app: Bartleby, conn: Conn, shop: Path, dsn: str
 ) -> None:
     app.send("stubborn", 1)  # which also refuses to be cancelled
-    with Terminal(dsn, "--grace", "50", cwd=shop) as terminal:
+    with working_on_a_terminal(dsn, shop, "--grace", "50") as terminal:
         until(lambda: notes(shop) == ["begin"])
-        terminal.interrupt()
-        shown = terminal.wait_for("finishing 1 running handler")
-        assert ("50 s" in shown, "again" in shown, terminal.process.poll()) == (True, True, None)
-        terminal.interrupt()
-        assert terminal.process.wait(LONG) == 0
-        terminal.wait_for("has stopped")
+        terminal.press(CTRL_C)
+        terminal.wait_for("finishing 1 running handler")
+        [line] = [line for line in terminal.lines if "finishing" in line]
+        assert ("50 s" in line, "again" in line, terminal.process.poll()) == (True, True, None)
+        terminal.press(CTRL_C)
+        assert terminal.end() == 0
+        assert "has stopped" in terminal.shown
     assert "no" in notes(shop)
     assert state(conn, "stubborn")[1] == 0
-
-
-def test_interrupt_while_a_handler_blocks_the_loop_stops_the_worker_afterwards(
-    app: Bartleby, conn: Conn, shop: Path, dsn: str
-) -> None:
-    app.send_many("blocks", [{"payload": "go"}, {"payload": "go"}])
-    with Program(dsn, "shop:app", "--queue", "blocks", "--concurrency", "1", "--log", "json", cwd=shop) as program:
-        until(lambda: notes(shop) == ["begin"])
-        program.term()
-        (shop / "go").touch()
-        assert program.end() == 0
-        assert program.events()[-1]["done"] == 1
-    assert notes(shop) == ["begin", "end"]
-    ready, leased, deferred, _ = state(conn, "blocks")
-    assert (ready + deferred, leased) == (1, 0)
 
 
 def test_second_interrupt_ends_a_worker_whose_loop_is_blocked(app: Bartleby, conn: Conn, shop: Path, dsn: str) -> None:
     impatient = "from bartleby.surfaces.cli import main, work; work._LAST_MOMENTS = 0.5; main()"
     command = [sys.executable, "-c", impatient, "--dsn", dsn, "work", "shop:app"]
-    app.send("blocks", 60)
+    app.send("blocks", 1)
     with subprocess.Popen(command, cwd=shop, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as process:
         try:
             until(lambda: notes(shop) == ["begin"])

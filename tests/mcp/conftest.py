@@ -9,17 +9,10 @@ from tests.kit.agent import Agent
 
 
 @pytest.fixture
-def app(dsn: str) -> Iterator[Bartleby]:
-    """An application with a queue `orders` in which a message has one attempt."""
-    made = Bartleby(dsn)
-    made.client.create_queue("orders", {"max_attempts": 1, "breaker": "off"})
-    yield made
-    made.client.close()
-
-
-@pytest.fixture
 def client(app: Bartleby, dsn: str) -> Iterator[Client]:
+    """A client of a database with a queue `orders`, where a message has one attempt."""
     with Client(dsn) as opened:
+        opened.configure_queue("orders", {"max_attempts": 1, "breaker": "off"})
         yield opened
 
 

@@ -23,18 +23,18 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 from psycopg.conninfo import make_conninfo
 from starlette.types import Receive, Scope, Send
 
-from bartleby import Bartleby, Client, hashing
+from bartleby import Client, hashing
 from bartleby.config import Settings
-from bartleby.errors import InvalidSettings, NotInstalled
+from bartleby.errors import NotInstalled
 from bartleby.surfaces.cli import cli
 from bartleby.surfaces.desk.agents import Allowance
 from bartleby.surfaces.mcp import running
 from bartleby.surfaces.mcp.door import Address, Door
 from bartleby.surfaces.pools import Pools
 from tests.kit.agent import Agent, Said, as_seen, said
-from tests.kit.burying import bury, statuses
+from tests.kit.burying import bury
 from tests.kit.commands import PROGRAM
-from tests.kit.replay import Shop, wait_for
+from tests.kit.screen import Screen
 from tests.kit.worker import LONG
 
 Calling = Callable[..., Awaitable[Said]]
@@ -46,35 +46,29 @@ def environment(dsn: str) -> dict[str, str]:
     return {**os.environ, "BARTLEBY_DSN": dsn, "BARTLEBY_ACTOR": "ana"}
 
 
+async def converse(server: Any, use: Callable[[Calling], Awaitable[None]], mode: str) -> None:
+    async with mcp.Client(server, mode=mode) as session:
+
+        async def call(tool: str, **arguments: Any) -> Said:
+            return said(await session.call_tool(tool, arguments))
+
+        await use(call)
+
+
 def over_stdio(dsn: str, use: Callable[[Calling], Awaitable[None]], *words: str, mode: str = "auto") -> None:
     """Start the server as a host of agents does, and use it."""
     parameters = StdioServerParameters(command=PROGRAM[0], args=[*PROGRAM[1:], "mcp", *words], env=environment(dsn))
-
-    async def run() -> None:
-        async with mcp.Client(stdio_client(parameters), mode=mode) as session:
-            await use(_calling(session))
-
-    asyncio.run(run())
+    asyncio.run(converse(stdio_client(parameters), use, mode))
 
 
 def over_http(url: str, token: str | None, use: Callable[[Calling], Awaitable[None]], mode: str = "auto") -> None:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     async def run() -> None:
-        async with (
-            create_mcp_http_client(headers=headers) as http,
-            mcp.Client(streamable_http_client(url, http_client=http), mode=mode) as session,
-        ):
-            await use(_calling(session))
+        async with create_mcp_http_client(headers=headers) as http:
+            await converse(streamable_http_client(url, http_client=http), use, mode)
 
     asyncio.run(run())
-
-
-def _calling(session: mcp.Client) -> Calling:
-    async def call(tool: str, **arguments: Any) -> Said:
-        return said(await session.call_tool(tool, arguments))
-
-    return call
 
 
 @contextmanager
@@ -98,71 +92,64 @@ def add_token(client: Client, name: str, role: str = "agent", queues: list[str] 
     return secret
 
 
-def test_plan_is_proposed_over_stdio_approved_by_command_and_run(app: Bartleby, client: Client, dsn: str) -> None:
-    shop = Shop(app, client)
-    sent = bury(client, range(3))
-    shop.mended.set()
-
-    def approve(words: list[str]) -> subprocess.CompletedProcess[str]:
-        command = [*PROGRAM, *words, "--reason", "looks right"]
-        pipe: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
-        return subprocess.run(command, env=environment(dsn), check=False, timeout=LONG, **pipe)
-
-    async def use(call: Calling) -> None:
-        plan = (await call("plan_replay", filter="queue:orders", reason="street is there now")).document
-        assert "waits for a person" in (await call("run_replay", **as_seen(plan))).refusal
-        # the agent is agent:ana, and ana is the person
-        words = re.search(r"bartleby (replay approve \d+ --hash \w+)", plan["next"])
-        assert words is not None
-        approved = await asyncio.to_thread(approve, words[1].split())
-        assert approved.returncode == 0, approved.stderr
-        assert (await call("run_replay", **as_seen(plan))).document["status"] == "running"
-
-    over_stdio(dsn, use)  # before a worker is there that could finish it
-    with shop.open():
-        wait_for(client, 1, "finished")
-    assert statuses(client, sent) == ["resolved"] * 3
-    lines = client.audit_log(actor="agent:ana", action="agent.call")
-    assert [each.subject["tool"] for each in lines] == ["run_replay", "run_replay", "plan_replay"]
-    assert [each.actor for each in client.audit_log(action="replay.approve")] == ["ana"]
-
-
-def test_allow_replay_runs_small_plans_in_the_legacy_protocol_too(client: Client, dsn: str) -> None:
+def test_plans_are_approved_or_within_the_allowance_over_stdio(client: Client, dsn: str) -> None:
     sent = bury(client, range(4))
 
-    async def use(call: Calling) -> None:
+    async def approved(call: Calling) -> None:
+        plan = (await call("plan_replay", ids=sent, reason="street is there now")).document
+        assert "waits for a person" in (await call("run_replay", **as_seen(plan))).refusal
+        # the agent is agent:ana, and ana is the person
+        client.approve_replay(plan["replay_id"], plan["hash"], actor="ana", reason="looks right")
+        assert (await call("run_replay", **as_seen(plan))).document["status"] == "running"
+        assert not (await call("cancel_replay", replay_id=plan["replay_id"], reason="enough")).failed
+
+    async def allowed(call: Calling) -> None:
         large = (await call("plan_replay", ids=sent, reason="all four")).document
         assert "at most 2" in (await call("run_replay", **as_seen(large))).refusal
         small = (await call("plan_replay", ids=sent[:2], reason="only two")).document
         assert not (await call("run_replay", **as_seen(small))).failed
 
-    over_stdio(dsn, use, "--allow-replay", "2", "--hourly", "3", "--actor", "ben", mode="legacy")
-    assert [each.actor for each in client.audit_log(action="replay.start")] == ["agent:ben"]
+    over_stdio(dsn, approved)
+    over_stdio(dsn, allowed, "--allow-replay", "2", "--hourly", "3", "--actor", "ben", mode="legacy")
+    assert [each.actor for each in client.audit_log(action="replay.start")] == ["agent:ben", "agent:ana"]
+
+
+@pytest.mark.own_database
+def test_server_of_a_read_only_user_proposes_nothing(client: Client, dsn: str, conn: psycopg.Connection[Any]) -> None:
+    [sent] = bury(client, [1])
+    conn.execute("create role looks_only login password 'a word' in role bartleby_reader")
+
+    async def use(call: Calling) -> None:
+        assert not (await call("explain", message_id=sent)).failed
+        assert "only reads" in (await call("plan_replay", ids=[sent], reason="why not")).refusal
+
+    try:
+        over_stdio(make_conninfo(dsn, user="looks_only", password="a word"), use)
+    finally:
+        conn.execute("drop role looks_only")
+    assert {each.db_user for each in client.audit_log(action="agent.call")} == {"looks_only"}
 
 
 def test_http_requests_without_a_valid_token_are_refused(client: Client, dsn: str) -> None:
     secret, session = add_token(client, "bot"), hashing.new_token()
     until = datetime.now(UTC) + timedelta(hours=1)
     client.open_session(hashing.digest(session), name="ben", role="admin", queues=None, until=until, request_id="test")
+    accepts = {"Accept": "application/json, text/event-stream"}
+    good = {**accepts, "Authorization": f"Bearer {secret}"}
     with listening(dsn) as url, httpx.Client(timeout=60) as asking:
-        accepts = {"Accept": "application/json, text/event-stream"}
-        needed, unknown = "a token is needed", "this token is not known here"
         for given, detail in (
-            (None, needed),
-            ("Bearer", needed),
-            (f"Basic {secret}", needed),
-            ("Bearer bly_wrong", unknown),
-            (f"Bearer {session}", unknown),
+            ("", "a token is needed"),
+            (f"Basic {secret}", "a token is needed"),
+            ("Bearer bly_wrong", "this token is not known here"),
+            (f"Bearer {session}", "this token is not known here"),
             ("Bearer " + "x" * 9999, ""),
         ):
-            headers = accepts if given is None else {**accepts, "Authorization": given}
+            headers = {**accepts, "Authorization": given} if given else accepts
             for answer in (asking.post(url, json=BODY, headers=headers), asking.get(url, headers=headers)):
                 assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), given
                 assert answer.json()["detail"].startswith(detail), given
-        good = {**accepts, "Authorization": f"Bearer {secret}"}
         assert asking.post(url, json=BODY, headers={**good, "Host": "evil.example"}).status_code == 421
         assert asking.post(url, json=BODY, headers={**good, "Origin": "https://evil.example"}).status_code == 403
-        assert asking.post(url, content=b"x" * 300_000, headers=good).status_code in {400, 413}
         assert asking.get(url, headers=good).status_code == 405  # the server sends nothing unasked
         client.revoke_token(client.tokens()[0].id, actor="ana", reason="no longer")
         revoked = asking.post(url, json=BODY, headers=good)
@@ -182,7 +169,6 @@ def test_token_names_the_agent_and_its_permissions(client: Client, dsn: str) -> 
 
     async def proposes(call: Calling) -> None:  # an admin too has no more rights here than an agent
         plan = (await call("plan_replay", ids=[sent], reason="fixed")).document
-        assert plan["yours"]
         assert "waits for a person" in (await call("run_replay", **as_seen(plan))).refusal
 
     async def sees_billing(call: Calling) -> None:
@@ -192,8 +178,7 @@ def test_token_names_the_agent_and_its_permissions(client: Client, dsn: str) -> 
 
     with listening(dsn) as url:
         over_http(url, reader, reads)
-        for mode in ("legacy", "auto"):
-            over_http(url, agent, proposes, mode)
+        over_http(url, agent, proposes, "legacy")
         over_http(url, admin, proposes)
         over_http(url, held, sees_billing)
     names = {each.actor for each in client.audit_log(action="agent.call")}
@@ -224,37 +209,27 @@ def test_tokens_can_be_left_out_on_this_machine_only(client: Client, dsn: str) -
     assert names.allowed_hosts == ["agents.example", "agents.example:*"]
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Do everything except listening; the addresses that it would have listened on."""
-    addresses: list[str] = []
-    monkeypatch.setattr(running, "serve", lambda _site, address, _tell: addresses.append(address.host))
-    return addresses
-
-
 @pytest.mark.own_database
 def test_server_that_would_be_unsafe_or_useless_does_not_start(
-    client: Client, dsn: str, conn: psycopg.Connection[Any], started: list[str]
+    client: Client, dsn: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(running, "serve", lambda _site, address, _tell: started.append(address.host))
     for words, message in (
         (["--http", "0.0.0.0:0", "--no-auth", "--host", "x.example"], "without authentication nothing listens"),
-        (["--http", "192.0.2.1:80", "--no-auth"], "without authentication nothing listens"),
         (["--http", "0.0.0.0:0"], "by which name"),
         (["--http", "[::]:0"], "by which name"),
-        (["--http", "nowhere"], "not an address"),
         (["--http", "127.0.0.1:99999"], "not an address"),
         (["--http", ":80"], "not an address"),
         (["--no-auth"], "about HTTP"),
         (["--hourly", "5"], "budget for --allow-replay"),
         (["--allow-replay", "10", "--hourly", "5"], "budget for --allow-replay"),
-        (["--allow-replay", "0"], "0 is not in the range"),
         (["--actor", " "], "--actor is empty"),
         (["--http", "127.0.0.1:0", "--queue", "orders"], "over HTTP a token says which queues"),
     ):
         done = CliRunner().invoke(cli, ["--dsn", dsn, "mcp", *words])
         assert done.exit_code in {1, 2}, words
         assert message in f"{done.stderr} {done.exception}", words
-        assert isinstance(done.exception, SystemExit | InvalidSettings), words
     done = CliRunner().invoke(cli, ["--dsn", make_conninfo(dsn, dbname="postgres"), *LISTEN])
     assert isinstance(done.exception, NotInstalled)
     conn.execute("create role may_nothing login password 'none'")
@@ -272,70 +247,29 @@ def test_missing_package_and_a_terminal_are_reported(dsn: str, client: Client) -
     program = "import sys\nsys.modules['mcp'] = None\nfrom bartleby.surfaces.cli import main\nmain()"
     command = [sys.executable, "-c", program, "--dsn", dsn, "mcp"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=LONG)
-    assert done.returncode == 1
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert "pip install 'bartleby[mcp]'" in done.stderr
-    assert "Traceback" not in done.stderr
-    ours, theirs = os.openpty()
-    command = [*PROGRAM, "--dsn", dsn, "mcp"]
-    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        process.kill()
-    os.close(ours)
-    os.close(theirs)
-    assert "a host of agents" in line
+    with Screen("--dsn", dsn, "mcp", environment=os.environ) as terminal:
+        terminal.wait_for("a host of agents")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_stops_a_server_that_waits_for_its_agent(dsn: str, client: Client, number: int) -> None:
-    pipe = subprocess.PIPE
-    command = [*PROGRAM, "mcp"]
-    with subprocess.Popen(command, env=environment(dsn), stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([*PROGRAM, "mcp"], env=environment(dsn), text=True, bufsize=1, **pipes) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        assert process.stderr is not None
         process.stdin.write('{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
-        process.stdin.flush()
         assert '"id":1' in process.stdout.readline()
         process.send_signal(number)
-        assert process.wait(LONG) == 0
-        assert process.stderr.read() == ""
+        assert process.communicate(timeout=LONG) == ("", "")
+        assert process.returncode == 0
 
 
-@pytest.mark.own_database
-def test_server_that_loses_its_database_says_so_and_recovers(client: Client, dsn: str, admin: Any) -> None:
-    bury(client, [1])
-    name = dsn.rpartition("/")[2]
-
-    async def use(call: Calling) -> None:
-        assert not (await call("list_queues")).failed
-        admin.execute(f"alter database {name} with allow_connections false".encode())
-        admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
-        refusal = (await call("list_queues")).refusal
-        assert "the database cannot be reached" in refusal
-        assert "127.0.0.1" not in refusal
-        admin.execute(f"alter database {name} with allow_connections true".encode())
-        while (again := await call("list_queues")).failed:
-            assert "the database cannot be reached" in again.refusal
-            await asyncio.sleep(0.01)
-
-    over_stdio(f"{dsn}?connect_timeout=5", use)
-
-
-@pytest.mark.own_database
-def test_server_of_a_read_only_user_proposes_nothing(client: Client, dsn: str, conn: psycopg.Connection[Any]) -> None:
-    [sent] = bury(client, [1])
-    conn.execute("create role looks_only login password 'a word' in role bartleby_reader")
-    try:
-
-        async def use(call: Calling) -> None:
-            assert not (await call("explain", message_id=sent)).failed
-            assert "only reads" in (await call("plan_replay", ids=[sent], reason="why not")).refusal
-
-        over_stdio(make_conninfo(dsn, user="looks_only", password="a word"), use)
-    finally:
-        conn.execute("drop role looks_only")
-    assert {each.db_user for each in client.audit_log(action="agent.call")} == {"looks_only"}
+def test_database_that_is_unavailable_is_reported_without_its_address() -> None:
+    with Client(settings=Settings(dsn="host=127.0.0.1 port=1 dbname=x", connect_timeout=0.5)) as away:
+        refusal = Agent(away).call("list_queues").refusal
+    assert ("the database cannot be reached" in refusal, "127.0.0.1" in refusal) == (True, False)
 
 
 @pytest.fixture(params=["direct", pytest.param("pgbouncer", marks=pytest.mark.pgbouncer)])
@@ -355,21 +289,21 @@ def test_tools_need_only_the_roles_reader_and_operator(client: Client, address: 
     agent = Agent(client, allowance=Allowance(letters=1, hourly=1000))
     with pools_of(address) as pools:
         assert pools.operator is not None
-        for change in (pools.reader.discard, pools.reader.replay):
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                change([first], actor="x", reason="y")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            pools.reader.discard([first], actor="x", reason="y")
         object.__setattr__(agent.house, "reader", pools.reader)
         object.__setattr__(agent.house, "operator", pools.operator)
         plan = agent.plan(filter="queue:orders")
         client.approve_replay(plan["replay_id"], plan["hash"], actor="ana", reason="looks right")
-        assert not agent.run(plan).failed
-        for tool in ("list_groups", "list_dead_letters", "count_dead_letters", "list_queues"):
-            assert not agent.call(tool).failed, tool
-        for tool, argument in (("explain", "message_id"), ("get_dead_letter", "message_id"), ("get_group", "group_id")):
-            assert not agent.call(tool, **{argument: 1}).failed, tool
-        assert not agent.call("cancel_replay", replay_id=plan["replay_id"], reason="enough").failed
-        assert not agent.run(agent.plan(ids=[first])).failed
-    assert {each.subject["outcome"] for each in agent.audited("agent.call")} == {"done"}
+        answers = agent.calls(
+            ("run_replay", as_seen(plan)),
+            *((tool, {}) for tool in ("list_groups", "list_dead_letters", "count_dead_letters", "list_queues")),
+            *((tool, {"message_id": 1}) for tool in ("explain", "get_dead_letter")),
+            ("get_group", {"group_id": 1}),
+            ("cancel_replay", {"replay_id": plan["replay_id"], "reason": "enough"}),
+        )
+        assert [each.text for each in answers if each.failed] == []
+    assert [each.subject["outcome"] for each in agent.audited("agent.call")] == ["done"] * 10
 
 
 def test_slow_search_is_cancelled(client: Client, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,16 +316,16 @@ def test_slow_search_is_cancelled(client: Client, dsn: str, monkeypatch: pytest.
     assert agent.audited("agent.call")[-1].subject["problem"] == "QueryCanceled"
 
 
-async def ask(door: Door, secret: str, *parts: Any) -> tuple[int, dict[bytes, bytes]]:
-    """Call a tool with a body in these parts; return the status and the headers of the answer."""
+async def ask(door: Door, secret: str, body: bytes) -> tuple[int, dict[bytes, bytes]]:
+    """Call a tool; return the status and the headers of the answer."""
     sent: list[Any] = []
-    coming = list(parts)
+    sent_parts: list[bytes] = []
 
     async def receive() -> Any:
-        if not coming:
+        if sent_parts:
             await asyncio.Event().wait()
-        part = coming.pop(0)
-        return {"type": "http.request", "body": part, "more_body": bool(coming) or part == b"never ends"}
+        sent_parts.append(body)
+        return {"type": "http.request", "body": body, "more_body": body == b"never ends"}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -404,34 +338,30 @@ async def ask(door: Door, secret: str, *parts: Any) -> tuple[int, dict[bytes, by
 async def test_one_agent_leaves_connections_to_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bartleby.surfaces.limits._MOST_WAITING", 1)
     greedy, modest = add_token(client, "greedy"), add_token(client, "modest")
-    at_work, over = list[str](), asyncio.Event()
+    at_work, over = asyncio.Queue[str](), asyncio.Event()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         assert (await receive())["body"] == b"call"
-        at_work.append(scope["state"]["principal"].name)
+        at_work.put_nowait(scope["state"]["principal"].name)
         await over.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
-    async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 - no event reports it
-                await asyncio.sleep(0.005)
-
-    door = Door(slow, client, 4)
-    # a caller that does not finish its body has no turn
-    calls = [asyncio.create_task(ask(door, greedy, b"never ends")) for _ in range(8)]
-    calls += [asyncio.create_task(ask(door, greedy, b"call")) for _ in range(4)]
-    await until(lambda: len(at_work) == 3 and [len(here) for _, here in door._turns._queues.values()] == [4])
-    status, headers = await ask(door, greedy, b"call")
-    assert (status, headers[b"retry-after"]) == (429, b"5")
-    calls.append(asyncio.create_task(ask(door, modest, b"call")))
-    await until(lambda: len(at_work) == 4)
-    assert at_work == ["agent:greedy"] * 3 + ["agent:modest"]
-    over.set()
-    assert [(await each)[0] for each in calls[8:]] == [200] * 5
-    assert (await ask(door, greedy, b"x" * 300_000))[0] == 413
-    assert [each.cancel() for each in calls[:8]] == [True] * 8
+    async with asyncio.timeout(60):
+        door = Door(slow, client, 4)
+        # a caller that does not finish its body has no turn
+        unfinished = [asyncio.create_task(ask(door, greedy, b"never ends")) for _ in range(8)]
+        calls = [asyncio.create_task(ask(door, greedy, b"call")) for _ in range(5)]
+        assert [await at_work.get() for _ in range(3)] == ["agent:greedy"] * 3
+        [refused], _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        status, headers = await refused
+        assert (status, headers[b"retry-after"]) == (429, b"5")
+        calls.append(asyncio.create_task(ask(door, modest, b"call")))
+        assert await at_work.get() == "agent:modest"
+        over.set()
+        assert sorted([(await each)[0] for each in calls]) == [200] * 5 + [429]
+        assert (await ask(door, greedy, b"x" * 300_000))[0] == 413
+        assert [each.cancel() for each in unfinished] == [True] * 8
     closed = mock.AsyncMock()
     await door({"type": "websocket"}, closed, closed)
     closed.assert_awaited_once_with({"type": "websocket.close", "code": 1008})

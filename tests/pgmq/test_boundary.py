@@ -11,32 +11,39 @@ from tests.kit.refusals import check_refusals
 from tests.kit.sql import Connect, Connection, Row, refused, row, rows, value
 
 
-@pytest.mark.seed("pgmq-1", "pgmq-11")
-def test_letter_has_the_evidence(conn: Connection) -> None:
+@pytest.mark.seed("pgmq-1", "pgmq-11", "pgmq-21", "pgmq-22", "pgmq-30", "pgmq-33", "pgmq-70")
+def test_letter_has_the_evidence_and_an_unreported_attempt_is_lost(conn: Connection) -> None:
     made(conn, max_attempts=2)
-    (msg_id,) = put(conn, 1)
-    for number in (1, 2):
-        read(conn)
-        assert fail(
-            conn, msg_id, f"no {number}", "KeyError", traceback="here", fingerprint="f", worker="me", handler="charge"
-        )
-    assert read(conn) == []
-    (letter,) = letters(conn)
+    told, silent = put(conn, 1, 2)
+    details = {"traceback": "here", "fingerprint": "f", "worker": "me", "handler": "charge"}
+    read(conn)
+    assert fail(conn, told, "no 1", "KeyError", **details)
+    assert fail(conn, silent, "the only word", "KeyError", **details)
+    read(conn)
+    assert fail(conn, told, "no 2", "KeyError", **details)
+    put(conn, 3)
+    assert letters(conn) == []
+    assert [each["message"] for each in read(conn, qty=1)] == [3], "live ones behind dead ones are found"
+    assert (inside(conn), inside(conn, SIBLING)) == ([3], [1, 2])
+    letter, other = letters(conn)
     assert (letter["error"], letter["error_type"], letter["traceback"], letter["fingerprint"], letter["worker"]) == (
         "no 2", "KeyError", "here", "f", "me",
     )  # fmt: skip
-    attempts = rows(conn, "select * from bartleby.attempts order by attempt")
-    assert [(each["attempt"], each["outcome"], each["verdict"], each["error"]) for each in attempts] == [
-        (1, "failed", "retry", "no 1"), (2, "failed", "dead", "no 2"),
+    assert (other["error"], other["attempts"]) == ("the only word", 2)
+    attempts = rows(conn, "select * from bartleby.attempts order by message_id, attempt")
+    assert [(each["attempt"], each["outcome"], each["verdict"], each["error"], each["rule"]) for each in attempts] == [
+        (1, "failed", "retry", "no 1", "attempt 1 of 2"), (2, "failed", "dead", "no 2", "attempt 2 of 2"),
+        (1, "failed", "retry", "the only word", "attempt 1 of 2"),
+        (2, "lost", "dead", None, "nobody told what became of it"),
     ]  # fmt: skip
     assert letter["first_failed_at"] == attempts[0]["failed_at"]
     group = row(conn, "select * from bartleby.groups")
-    assert (group["title"], group["dead"]) == ("KeyError: no 2", 1)
-    assert value(conn, "select count(*) from bartleby.events where type = 'io.bartleby.dead_letter.created'") == 1
+    assert (group["title"], group["dead"]) == ("KeyError: no 2", 2)
     agrees(conn)
 
 
-def test_late_report_of_a_failure_is_refused(conn: Connection) -> None:
+@pytest.mark.seed("pgmq-43")
+def test_rejected_message_is_dead_at_once_and_late_reports_are_refused(conn: Connection) -> None:
     made(conn)
     (msg_id,) = put(conn, 1)
     read(conn)
@@ -44,18 +51,12 @@ def test_late_report_of_a_failure_is_refused(conn: Connection) -> None:
     with refused("ZB006", "read again since"):
         fail(conn, msg_id, read_ct=1)
     assert fail(conn, msg_id, read_ct=2)
-    conn.execute("select bartleby.pgmq_reject(%s, %s, 'unacceptable')", [QUEUE, msg_id])
+    conn.execute("select bartleby.pgmq_reject(%s, %s, 'unacceptable', 'no such country')", [QUEUE, msg_id])
+    (letter,) = letters(conn)
+    assert (letter["reason"], letter["error"], letter["attempts"]) == ("unacceptable", "no such country", 2)
+    assert (inside(conn), inside(conn, SIBLING)) == ([], [1])
     with refused("ZB006", "no message"):
         fail(conn, msg_id)
-
-
-def test_message_without_a_payload_dies(conn: Connection) -> None:
-    made(conn, max_attempts=1)
-    conn.execute("select pgmq.send(%s, null)", [QUEUE])
-    read(conn)
-    read(conn)
-    assert [each["payload"] for each in letters(conn)] == [None]
-    assert value(conn, "select payload = 'null' from bartleby.dead_letters") is True
 
 
 class TestAttach:
@@ -78,7 +79,8 @@ class TestAttach:
         conn.execute("select pgmq.create(%s)", [long])
         attach(conn)
         put(conn, 1, queue=SIBLING)
-        conn.execute("select pgmq.create('jobs_dlq_dlq')")
+        conn.execute("select pgmq.create('jobs_dlq_dlq'), pgmq.create('mail'), pgmq.create('mail_dlq')")
+        attach(conn, "mail_dlq", sibling=False)
         many = """select bartleby.send_many('jobs', '[{"payload": 1}]')"""
         check_refusals(
             [
@@ -86,12 +88,14 @@ class TestAttach:
                 ("sent", partial(conn.execute, "select bartleby.send('jobs', '1')"), "ZB009", "one of pgmq"),
                 ("sent many", partial(conn.execute, many.encode()), "ZB009", "one of pgmq"),
                 ("long name", partial(attach, conn, long), "ZB008", "cannot make the sibling"),
+                ("attached", partial(attach, conn, "mail"), "ZB009", "is one of 'mail_dlq'"),
                 ("a sibling", partial(attach, conn, SIBLING, sibling=False), "ZB009", "is one of 'jobs'"),
             ]
         )
         attach(conn, long, sibling=False)
         assert inside(conn, SIBLING) == [1]
 
+    @pytest.mark.seed("pgmq-73")
     def test_queue_is_attached_by_command(self, conn: Connection, bartleby: Callable[..., Done]) -> None:
         missing = bartleby("queues", "attach", QUEUE)
         assert (missing.code != 0, "pgmq has no queue 'jobs'" in missing.err, "pgmq.create" in missing.err) == (
@@ -103,18 +107,10 @@ class TestAttach:
         done = bartleby("queues", "attach", QUEUE, "--policy", '{"max_attempts": 7}')
         assert done.out == "queue jobs of pgmq is attached; dead letters: 2\n", done.err
         assert value(conn, "select max_attempts from bartleby.queues") == 7
+        attach(conn)
+        assert [(each["payload"], each["status"]) for each in letters(conn)] == [(1, "dead"), (2, "dead")]
         assert rows(conn, "select * from bartleby.drift()") == []
         agrees(conn)
-
-    def test_attached_queue_is_no_sibling(self, conn: Connection) -> None:
-        for name in (SIBLING, QUEUE):
-            conn.execute("select pgmq.create(%s)", [name])
-        attach(conn, SIBLING)
-        put(conn, 1, queue=SIBLING)
-        with refused("ZB009", "is one of 'jobs_dlq'"):
-            attach(conn)
-        assert letters(conn) == []
-        attach(conn, sibling=False)
 
     def test_capitals_make_no_difference(self, conn: Connection) -> None:
         conn.execute("select pgmq.create('Jobs')")
@@ -124,82 +120,17 @@ class TestAttach:
         assert read(conn, queue="jobs") == []
         agrees(conn)
 
-    def test_paused_queue_is_not_read(self, conn: Connection) -> None:
-        made(conn)
-        put(conn, 1)
-        conn.execute("select bartleby.pause_queue('jobs')")
-        assert read(conn) == []
-        conn.execute("select bartleby.resume_queue('jobs')")
-        assert len(read(conn)) == 1
-
-    def test_detached_queue_is_as_it_was(self, conn: Connection) -> None:
-        made(conn, max_attempts=1)
-        put(conn, 1, 2)
-        read(conn, qty=1)
-        read(conn, qty=1)
-        assert (inside(conn), inside(conn, SIBLING)) == ([2], [1])
-        conn.execute("select bartleby.drop_queue('jobs', true)")
-        assert (inside(conn), inside(conn, SIBLING)) == ([2], [1])
-        for table in ("pgmq_queue", "pgmq_message", "dead_letter", "queue"):
-            assert rows(conn, f"select * from bartleby.{table}") == [], table
-
     @pytest.mark.seed("pgmq-17")
     def test_queue_works_without_a_sibling(self, conn: Connection) -> None:
         conn.execute("select pgmq.create('jobs')")
         attach(conn, sibling=False, max_attempts=1)
         put(conn, 1)
+        conn.execute("select pgmq.send(%s, null)", [QUEUE])
         read(conn)
         read(conn)
-        assert len(letters(conn)) == 1
+        assert [each["payload"] for each in letters(conn)] == [1, None]
         assert value(conn, "select to_regclass('pgmq.q_jobs_dlq')") is None
-        assert (watch(conn), [each["status"] for each in letters(conn)]) == (0, ["dead"])
-
-    @pytest.mark.seed("pgmq-73")
-    def test_messages_in_an_existing_sibling_become_letters(self, conn: Connection) -> None:
-        for queue in (QUEUE, SIBLING):
-            conn.execute("select pgmq.create(%s)", [queue])
-        put(conn, {"n": 1}, {"n": 2}, queue=SIBLING)
-        attach(conn)
-        assert [(each["payload"], each["status"]) for each in letters(conn)] == [({"n": 1}, "dead"), ({"n": 2}, "dead")]
-        attach(conn)
-        assert len(letters(conn)) == 2
-        agrees(conn)
-
-
-@pytest.mark.seed("pgmq-21", "pgmq-22", "pgmq-33")
-def test_message_is_read_as_often_as_the_policy_allows_and_then_dead(conn: Connection) -> None:
-    made(conn)
-    (msg_id,) = put(conn, {"n": 1})
-    for expected in range(1, 6):
-        assert [each["read_ct"] for each in read(conn)] == [expected]
-    put(conn, {"n": 2})
-    assert letters(conn) == []
-    assert [each["message"] for each in read(conn, qty=1)] == [{"n": 2}], "live ones behind dead ones are found"
-    (letter,) = letters(conn)
-    expected_letter = {"payload": {"n": 1}, "attempts": 5, "reason": "exhausted", "status": "dead"}
-    assert {name: letter[name] for name in expected_letter} == expected_letter
-    assert (inside(conn), inside(conn, SIBLING)) == ([{"n": 2}], [{"n": 1}])
-    shown = row(conn, "select * from bartleby.pgmq_letters")
-    expected_row = {"queue_name": QUEUE, "original_msg_id": msg_id, "read_ct": 6, "last_error": None}
-    assert {name: shown[name] for name in expected_row} == expected_row
-    assert shown["first_seen"] == letter["created_at"] < letter["dead_at"]
-    agrees(conn)
-
-
-@pytest.mark.seed("pgmq-30", "pgmq-70")
-def test_unreported_last_attempt_is_recorded_as_lost(conn: Connection) -> None:
-    made(conn, max_attempts=2)
-    (msg_id,) = put(conn, 1)
-    read(conn)
-    fail(conn, msg_id, "the only word")
-    read(conn)
-    read(conn)
-    (letter,) = letters(conn)
-    assert (letter["error"], letter["attempts"]) == ("the only word", 2)
-    attempts = rows(conn, "select attempt, outcome, verdict, rule from bartleby.attempts order by attempt")
-    assert [tuple(each.values()) for each in attempts] == [
-        (1, "failed", "retry", "attempt 1 of 2"), (2, "lost", "dead", "nobody told what became of it"),
-    ]  # fmt: skip
+        assert (watch(conn), [each["status"] for each in letters(conn)]) == (0, ["dead", "dead"])
 
 
 @pytest.mark.seed("pgmq-64", "pgmq-67")
@@ -211,19 +142,6 @@ def test_failed_message_is_hidden_for_the_backoff(conn: Connection) -> None:
     assert 50 < value(conn, "select extract(epoch from %s - clock_timestamp())", until) < 61
     assert read(conn) == []
     assert value(conn, "select vt from pgmq.q_jobs") == until
-
-
-@pytest.mark.seed("pgmq-43")
-def test_rejected_message_is_dead_at_once(conn: Connection) -> None:
-    made(conn)
-    (msg_id,) = put(conn, 1)
-    read(conn)
-    conn.execute("select bartleby.pgmq_reject(%s, %s, 'unacceptable', 'no such country')", [QUEUE, msg_id])
-    (letter,) = letters(conn)
-    assert (letter["reason"], letter["error"], letter["attempts"]) == ("unacceptable", "no such country", 1)
-    assert (inside(conn), inside(conn, SIBLING)) == ([], [1])
-    with refused("ZB006", "no message"):
-        fail(conn, msg_id)
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])

@@ -13,9 +13,13 @@ def replay_by_hand(conn: Connection) -> None:
     conn.execute("select pgmq.delete('jobs_dlq', %s::bigint)", [found["msg_id"]])
 
 
-def test_message_that_is_being_read_is_watched_again(conn: Connection, connect: Connect) -> None:
-    pgmq.dead(conn, 1)
+def test_message_replayed_by_hand_is_not_discarded_and_watched_after_its_reader(
+    conn: Connection, connect: Connect
+) -> None:
+    """Discarded, restored and replayed later it would live twice."""
+    (sent,) = pgmq.dead(conn, 1)
     replay_by_hand(conn)
+    assert "discarded" not in pgmq.change(conn, "discard", sent)
     reader = connect(autocommit=False)
     assert len(pgmq.read(reader, vt=30)) == 1
     assert pgmq.watch(conn) == 0
@@ -80,12 +84,3 @@ def test_replay_by_us_skips_a_letter_locked_by_hand(conn: Connection, connect: C
     assert pgmq.watch(conn) == 1
     assert (pgmq.inside(conn), pgmq.statuses(conn)) == ([1], {"1": "replayed"})
     pgmq.agrees(conn)
-
-
-def test_letter_replayed_by_hand_is_not_discarded(conn: Connection) -> None:
-    """Restored and replayed later it would live twice."""
-    (sent,) = pgmq.dead(conn, 1)
-    replay_by_hand(conn)
-    assert "discarded" not in pgmq.change(conn, "discard", sent)
-    assert pgmq.watch(conn) == 1
-    assert pgmq.statuses(conn) == {"1": "replayed"}

@@ -55,60 +55,66 @@ class TestTheSibling:
         pgmq.agrees(conn)
 
 
-class TestDroppedQueue:
-    """The queue is dropped in pgmq while a lease is out. Other queues continue."""
-
-    @pytest.fixture
-    def lease(self, conn: Connection) -> int:
-        pgmq.made(conn)
-        pgmq.put(conn, 1, 2)
-        return pgmq.claim(conn).lease
-
-    def test_leases_are_settled_or_released(self, conn: Connection, lease: int) -> None:
-        conn.execute("select pgmq.drop_queue('jobs')")
-        with refused("ZB009", "pgmq has it no more"):
-            pgmq.claim(conn)
-        assert stats(conn, pgmq.QUEUE)["ready"] == 0
-        conn.execute("select bartleby.extend(%s, '1 minute')", [[lease]])
+def test_leases_of_a_dropped_queue_are_settled_released_or_reaped(conn: Connection) -> None:
+    """The queue is dropped in pgmq while they are out. Other queues continue."""
+    pgmq.made(conn)
+    pgmq.put(conn, 1, 2)
+    lease = pgmq.claim(conn).lease
+    for alone in (True, False):
         with conn.transaction(force_rollback=True):
-            assert release(conn, lease) == 2
-        assert rows(conn, "select * from bartleby.fail(%s, %s)", lease, Jsonb([{"position": 1}])) == []
-        assert ack(conn, lease, [2]) == 1
-        with refused("ZB006"):
-            release(conn, lease)
-        assert rows(conn, "select * from bartleby.pgmq_message where msg_id = 2") == []
-
-    @pytest.mark.parametrize("alone", [True, False])
-    def test_leases_are_reaped(self, conn: Connection, lease: int, alone: bool) -> None:
-        pgmq.lapse(conn)
-        if alone:
-            assert len(reap(conn)) == 1
-            lease = pgmq.claim(conn).lease
             pgmq.lapse(conn)
-        conn.execute("select pgmq.drop_queue('jobs')")
-        assert [each["lease_id"] for each in reap(conn)] == [lease]
-        assert reap(conn) == []
+            held = lease
+            if alone:
+                assert len(reap(conn)) == 1
+                held = pgmq.claim(conn).lease
+                pgmq.lapse(conn)
+            conn.execute("select pgmq.drop_queue('jobs')")
+            assert [each["lease_id"] for each in reap(conn)] == [held]
+            assert reap(conn) == []
+    conn.execute("select pgmq.drop_queue('jobs')")
+    with refused("ZB009", "pgmq has it no more"):
+        pgmq.claim(conn)
+    assert stats(conn, pgmq.QUEUE)["ready"] == 0
+    conn.execute("select bartleby.extend(%s, '1 minute')", [[lease]])
+    with conn.transaction(force_rollback=True):
+        assert release(conn, lease) == 2
+    assert rows(conn, "select * from bartleby.fail(%s, %s)", lease, Jsonb([{"position": 1}])) == []
+    assert ack(conn, lease, [2]) == 1
+    with refused("ZB006"):
+        release(conn, lease)
+    assert rows(conn, "select * from bartleby.pgmq_message where msg_id = 2") == []
 
-    @pytest.mark.seed("pgmq-76")
-    @pytest.mark.own_database
-    def test_letters_survive_the_removal_of_pgmq(self, conn: Connection) -> None:
-        first, second = pgmq.dead(conn, 1, 2)
-        pgmq.replay(conn, second)
-        conn.execute("drop schema pgmq cascade")
+
+@pytest.mark.seed("pgmq-76")
+@pytest.mark.own_database
+def test_letters_survive_a_dropped_queue_and_the_removal_of_pgmq(conn: Connection) -> None:
+    first, second = pgmq.dead(conn, 1, 2)
+    for dropping in ("select pgmq.drop_queue('jobs')", "drop schema pgmq cascade"):
+        pgmq.replay(conn, first)
+        conn.execute(dropping.encode())
         pgmq.watch(conn)
         assert pgmq.statuses(conn) == {"1": "dead", "2": "dead"}
-        for refuses in (pgmq.read, pgmq.claim):
+        assert rows(conn, "select * from bartleby.pgmq_message where msg_id is not null") == []
+        for refuses in (lambda: pgmq.replay(conn, first), lambda: pgmq.read(conn), lambda: pgmq.claim(conn)):
             with refused("ZB009", "pgmq has it no more"):
-                refuses(conn)
-        assert stats(conn, pgmq.QUEUE)["dead"] == 2
-        assert pgmq.change(conn, "discard", first) == ["discarded"]
-        assert pgmq.change(conn, "restore", first) == ["restored"]
-        conn.execute("select bartleby.drop_queue('jobs', true)")
-        assert pgmq.letters(conn) == []
+                refuses()
+        if dropping.startswith("select"):
+            conn.execute("select pgmq.create('jobs')")
+            pgmq.attach(conn, max_attempts=1)
+            pgmq.replay(conn, second)
+            assert pgmq.inside(conn) == [2]
+            pgmq.agrees(conn)
+    assert stats(conn, pgmq.QUEUE)["dead"] == 2
+    assert pgmq.change(conn, "discard", first) == ["discarded"]
+    assert pgmq.change(conn, "restore", first) == ["restored"]
+    conn.execute("select bartleby.drop_queue('jobs', true)")
+    assert pgmq.letters(conn) == []
 
 
 class TestRaces:
-    def test_queue_is_not_detached_while_a_reader_buries(self, conn: Connection, connect: Connect) -> None:
+    def test_queue_is_not_detached_while_a_reader_buries_and_then_is_as_it_was(
+        self, conn: Connection, connect: Connect
+    ) -> None:
         pgmq.made(conn, max_attempts=1)
         pgmq.put(conn, 1)
         pgmq.read(conn)
@@ -117,9 +123,11 @@ class TestRaces:
         with refused("ZB009", "in use"):
             conn.execute("select bartleby.drop_queue('jobs', true)")
         reader.commit()
-        assert (len(pgmq.letters(conn)), pgmq.inside(conn)) == (1, [])
+        assert (len(pgmq.letters(conn)), pgmq.put(conn, 2)) == (1, [2])
         conn.execute("select bartleby.drop_queue('jobs', true)")
-        assert pgmq.letters(conn) == []
+        assert (pgmq.inside(conn), pgmq.inside(conn, pgmq.SIBLING)) == ([2], [1])
+        for table in ("pgmq_queue", "pgmq_message", "dead_letter", "queue"):
+            assert rows(conn, f"select * from bartleby.{table}") == [], table
 
     def test_heartbeat_does_not_wait(self, conn: Connection, connect: Connect) -> None:
         pgmq.made(conn)

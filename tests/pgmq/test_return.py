@@ -3,7 +3,7 @@
 import pytest
 
 from tests.kit import pgmq, sql
-from tests.kit.sql import Connection, refused, row, rows, value
+from tests.kit.sql import Connection, row, rows, value
 
 
 class TestReplay:
@@ -77,69 +77,30 @@ class TestReplay:
         assert pgmq.inside(conn) == [1]
 
 
-class TestTheSibling:
-    def test_sibling_follows_erasure_and_retention(self, conn: Connection) -> None:
-        pgmq.dead(conn, 1, 2)
-        conn.execute("select bartleby.configure_queue('jobs', '{\"payload_retention\": 0}')")
-        conn.execute("select count(*) from bartleby.prune()")
-        assert ([each["payload"] for each in pgmq.letters(conn)], pgmq.inside(conn, pgmq.SIBLING)) == ([None, None], [])
-        conn.execute("select bartleby.configure_queue('jobs', '{\"retention\": 0}')")
-        conn.execute("select count(*) from bartleby.prune()")
-        assert (pgmq.letters(conn), rows(conn, "select * from bartleby.pgmq_message")) == ([], [])
-
-    @pytest.mark.seed("pgmq-15", "pgmq-48", "pgmq-63")
-    def test_sibling_follows_discard_restore_erasure_and_retention(self, conn: Connection) -> None:
-        first, _second = pgmq.dead(conn, 1, 2)
-        pgmq.change(conn, "discard", first)
-        assert pgmq.inside(conn, pgmq.SIBLING) == [2]
-        pgmq.change(conn, "restore", first)
-        assert pgmq.inside(conn, pgmq.SIBLING) == [2, 1]
-        conn.execute("select bartleby.configure_queue('jobs', '{\"payload_retention\": 0}')")
-        conn.execute("select count(*) from bartleby.prune()")
-        assert ([each["payload"] for each in pgmq.letters(conn)], pgmq.inside(conn, pgmq.SIBLING)) == ([None, None], [])
-        conn.execute("select bartleby.configure_queue('jobs', '{\"retention\": 0}')")
-        conn.execute("select count(*) from bartleby.prune()")
-        assert (pgmq.letters(conn), pgmq.inside(conn, pgmq.SIBLING)) == ([], [])
-        assert rows(conn, "select * from bartleby.pgmq_message") == []
+@pytest.mark.seed("pgmq-15", "pgmq-48", "pgmq-63")
+def test_sibling_follows_discard_restore_erasure_and_retention(conn: Connection) -> None:
+    first, _second = pgmq.dead(conn, 1, 2)
+    pgmq.change(conn, "discard", first)
+    assert pgmq.inside(conn, pgmq.SIBLING) == [2]
+    pgmq.change(conn, "restore", first)
+    assert pgmq.inside(conn, pgmq.SIBLING) == [2, 1]
+    conn.execute("select bartleby.configure_queue('jobs', '{\"payload_retention\": 0}')")
+    conn.execute("select count(*) from bartleby.prune()")
+    assert ([each["payload"] for each in pgmq.letters(conn)], pgmq.inside(conn, pgmq.SIBLING)) == ([None, None], [])
+    conn.execute("select bartleby.configure_queue('jobs', '{\"retention\": 0}')")
+    conn.execute("select count(*) from bartleby.prune()")
+    assert (pgmq.letters(conn), pgmq.inside(conn, pgmq.SIBLING)) == ([], [])
+    assert rows(conn, "select * from bartleby.pgmq_message") == []
 
 
-class TestByHand:
-    @pytest.mark.seed("pgmq-62")
-    def test_letter_that_left_the_sibling_is_discarded(self, conn: Connection) -> None:
-        pgmq.dead(conn, 1)
-        conn.execute("select pgmq.delete('jobs_dlq', msg_id) from pgmq.q_jobs_dlq")
-        assert pgmq.watch(conn) == 1
-        (letter,) = pgmq.letters(conn)
-        assert (letter["status"], letter["discarded_by"]) == ("discarded", "pgmq")
-        assert "no longer in jobs_dlq" in letter["discard_reason"]
-        pgmq.agrees(conn)
-        assert pgmq.change(conn, "restore", letter["message_id"]) == ["restored"]
-        pgmq.agrees(conn)
-
-    def test_completed_messages_are_forgotten(self, conn: Connection) -> None:
-        pgmq.made(conn)
-        one, two = pgmq.put(conn, 1, 2)
-        pgmq.read(conn)
-        pgmq.fail(conn, one)
-        pgmq.fail(conn, two)
-        conn.execute("select pgmq.delete('jobs', %s::bigint)", [one])
-        conn.execute("select pgmq.archive('jobs', %s::bigint)", [two])
-        assert pgmq.watch(conn) == 2
-        assert rows(conn, "select * from bartleby.pgmq_message") == []
-        assert value(conn, "select count(*) from bartleby.attempts") == 2
-
-    def test_letters_survive_a_dropped_queue(self, conn: Connection) -> None:
-        first, second = pgmq.dead(conn, 1, 2)
-        pgmq.replay(conn, first)
-        conn.execute("select pgmq.drop_queue('jobs')")
-        pgmq.watch(conn)
-        assert pgmq.statuses(conn) == {"1": "dead", "2": "dead"}
-        assert rows(conn, "select * from bartleby.pgmq_message where msg_id is not null") == []
-        for refuses in (lambda: pgmq.replay(conn, first), lambda: pgmq.read(conn)):
-            with refused("ZB009", "pgmq has it no more"):
-                refuses()
-        conn.execute("select pgmq.create('jobs')")
-        pgmq.attach(conn, max_attempts=1)
-        pgmq.replay(conn, first, second)
-        assert sorted(pgmq.inside(conn)) == [1, 2]
-        pgmq.agrees(conn)
+@pytest.mark.seed("pgmq-62")
+def test_letter_that_left_the_sibling_is_discarded(conn: Connection) -> None:
+    pgmq.dead(conn, 1)
+    conn.execute("select pgmq.delete('jobs_dlq', msg_id) from pgmq.q_jobs_dlq")
+    assert pgmq.watch(conn) == 1
+    (letter,) = pgmq.letters(conn)
+    assert (letter["status"], letter["discarded_by"]) == ("discarded", "pgmq")
+    assert "no longer in jobs_dlq" in letter["discard_reason"]
+    pgmq.agrees(conn)
+    assert pgmq.change(conn, "restore", letter["message_id"]) == ["restored"]
+    pgmq.agrees(conn)

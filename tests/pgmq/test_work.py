@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit import pgmq
+from tests.kit import pgmq, sql
 from tests.kit.sql import Connect, Connection, ack, reap, refused, release, rows, stats, value, waiting
 from tests.kit.sql import fail_all as fail
 
@@ -27,21 +27,6 @@ def test_messages_are_claimed_and_completed(conn: Connection) -> None:
     assert rows(conn, "select * from bartleby.pgmq_message") == []
     with refused("ZB006"):
         ack(conn, claimed.lease)
-
-
-def test_message_keeps_its_id(conn: Connection) -> None:
-    pgmq.made(conn, max_attempts=2)
-    pgmq.put(conn, 1)
-    ids = []
-    for _ in range(2):
-        claimed = pgmq.claim(conn)
-        ids += [each["message_id"] for each in claimed.messages]
-        fail(conn, claimed, error="boom", error_type="E", traceback="here")
-    assert pgmq.claim(conn).messages == []
-    (letter,) = pgmq.letters(conn)
-    assert ids == [letter["message_id"]] * 2
-    assert (letter["attempts"], letter["error"], letter["traceback"], letter["worker"]) == (2, "boom", "here", "w")
-    pgmq.agrees(conn)
 
 
 def test_released_message_is_not_charged_and_an_extended_one_stays_hidden(conn: Connection) -> None:
@@ -118,16 +103,7 @@ def test_verdict_waits_for_a_reader_under_way(conn: Connection, connect: Connect
     assert (pgmq.letters(conn), pgmq.inside(conn)) == ([], [1])
 
 
-def test_replayed_letter_is_resolved(conn: Connection) -> None:
-    (sent,) = pgmq.dead(conn, 1)
-    pgmq.replay(conn, sent)
-    claimed = pgmq.claim(conn)
-    assert [each["message_id"] for each in claimed.messages] == [sent]
-    ack(conn, claimed.lease)
-    assert pgmq.statuses(conn) == {"1": "resolved"}
-
-
-def test_open_breaker_lets_probes_run_and_charges_nothing(conn: Connection) -> None:
+def test_open_breaker_or_pause_stops_all_but_probes_and_charges_nothing(conn: Connection) -> None:
     pgmq.made(conn)
     pgmq.put(conn, 1, 2)
     claimed = pgmq.claim(conn)
@@ -135,6 +111,11 @@ def test_open_breaker_lets_probes_run_and_charges_nothing(conn: Connection) -> N
     fail(conn, claimed, error="down", delay=0)
     assert value(conn, "select array_agg(read_ct) from pgmq.q_jobs") == [0, 0]
     assert pgmq.read(conn) == pgmq.claim(conn).messages == []
+    with conn.transaction(force_rollback=True):
+        conn.execute("select bartleby.close_breaker('jobs', 'ann', 'x'), bartleby.pause_queue('jobs')")
+        assert pgmq.read(conn) == pgmq.claim(conn).messages == [], "nor while it is paused"
+        conn.execute("select bartleby.resume_queue('jobs')")
+        assert len(pgmq.read(conn)) == 2
     conn.execute("update bartleby.breaker set next_probe_at = clock_timestamp()")
     probe = pgmq.claim(conn)
     assert len(probe.messages) == 1
@@ -143,11 +124,27 @@ def test_open_breaker_lets_probes_run_and_charges_nothing(conn: Connection) -> N
 
 
 @pytest.mark.seed("brighter-11")
-def test_terminal_and_unacceptable_failures_are_dead(conn: Connection) -> None:
-    pgmq.made(conn)
-    pgmq.put(conn, 1)
-    assert [each["verdict"] for each in fail(conn, pgmq.claim(conn), verdict="dead", error="no")] == ["dead"]
-    pgmq.put(conn, 2)
-    assert [each["verdict"] for each in fail(conn, pgmq.claim(conn), reason="unacceptable")] == ["dead"]
-    assert [each["reason"] for each in pgmq.letters(conn)] == ["terminal", "unacceptable"]
-    assert (pgmq.inside(conn), pgmq.inside(conn, pgmq.SIBLING)) == ([], [1, 2])
+def test_message_that_dies_keeps_its_id_and_is_resolved_by_a_replay(conn: Connection) -> None:
+    pgmq.made(conn, max_attempts=2)
+    pgmq.put(conn, 1, 2, 3)
+    claimed = pgmq.claim(conn)
+    error = {"error": "boom", "error_type": "E", "traceback": "here"}
+    failures = (error, error | {"verdict": "dead"}, error | {"reason": "unacceptable"})
+    both = zip(claimed.positions, failures, strict=True)
+    answers = sql.fail(conn, claimed.lease, *({"position": position, **failure} for position, failure in both))
+    assert sorted(each["verdict"] for each in answers) == ["dead", "dead", "retry"]
+    again = pgmq.claim(conn)
+    assert (again.ids, again.one["attempt"]) == (claimed.ids[:1], 2)
+    fail(conn, again, **error)
+    assert pgmq.claim(conn).messages == []
+    assert [each["message_id"] for each in pgmq.letters(conn)] == claimed.ids
+    known = [tuple(each[name] for name in ("reason", "attempts", "error", "worker")) for each in pgmq.letters(conn)]
+    reasons = (("exhausted", 2), ("terminal", 1), ("unacceptable", 1))
+    assert known == [(*reason, "boom", "w") for reason in reasons]
+    assert (pgmq.inside(conn), pgmq.inside(conn, pgmq.SIBLING)) == ([], [2, 3, 1])
+    pgmq.agrees(conn)
+    pgmq.replay(conn, *claimed.ids)
+    replayed = pgmq.claim(conn)
+    assert sorted(replayed.ids) == claimed.ids
+    ack(conn, replayed.lease)
+    assert set(pgmq.statuses(conn).values()) == {"resolved"}

@@ -29,11 +29,8 @@ def name(text: str) -> Name:
 def test_name_is_filled_in_from_the_event_and_matches_its_pattern() -> None:
     rows: list[tuple[str, dict[str, Any], str]] = [
         (BY_EVENT, LETTER, "bartleby.dead_letter.created"),
-        (BY_EVENT, SINK, "bartleby.sink.degraded"),
         ("all", LETTER, "all"),
-        ("{type}", LETTER, "io.bartleby.dead_letter.created"),
         ("{queue}.{event}", LETTER, "orders.dead_letter.created"),
-        ("{queue}.{event}", SINK, "-.sink.degraded"),
         ("{queue}.{type}.{queue}", SINK, "-.io.bartleby.sink.degraded.-"),
         ("{queue}", {"type": "com.example.other", "data": {"queue": "{event}"}}, "{event}"),
         ("{event}", {"type": "com.example.other"}, "com.example.other"),

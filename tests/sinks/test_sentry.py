@@ -11,7 +11,7 @@ from bartleby.sinks.http import Answer
 from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher, Refused
 from bartleby.sinks.sentry import limited, sentry_event, sentry_id
 from tests.kit.sinks.conformance import event, events, named
-from tests.kit.sinks.receiver import Receiver, Reply, Request
+from tests.kit.sinks.receiver import Receiver, Reply
 
 ACCEPTED = Reply(200, body=b'{"id":"9ec79c33ec9942ab8353589fcb2e04dc"}')
 
@@ -26,19 +26,15 @@ def of_type(kind: str, **data: Any) -> dict[str, Any]:
     return {**letter, "type": f"io.bartleby.{kind}", "data": {**letter["data"], **data}}
 
 
-async def sent(about: dict[str, Any], **options: Any) -> tuple[Request, list[dict[str, Any]]]:
-    async with Receiver.running(lambda _: ACCEPTED) as receiver:
-        publisher = opened(receiver, **options)
-        assert named(await publisher.publish([about])) == ["Published"]
-        await publisher.close()
-    (request,) = receiver.requests
-    return request, [json.loads(line) for line in request.body.splitlines()]
-
-
 async def test_letter_is_an_envelope_with_one_event() -> None:
     facts = {"worker_version": "2.4.1", "worker": "host-1", "handler": "shop.fulfil"}
     letter = of_type("dead_letter.created", **facts, link="https://ops.example/letters/1")
-    request, (head, item, document) = await sent(letter, environment="production")
+    async with Receiver.running(lambda _: ACCEPTED) as receiver:
+        publisher = opened(receiver, environment="production")
+        assert named(await publisher.publish([letter])) == ["Published"]
+        await publisher.close()
+    (request,) = receiver.requests
+    head, item, document = (json.loads(line) for line in request.body.splitlines())
     assert request.path == "/api/42/envelope/"
     assert request.headers["content-type"] == "application/x-sentry-envelope"
     for part in ("sentry_key=abc123", "sentry_version=7"):
@@ -46,14 +42,10 @@ async def test_letter_is_an_envelope_with_one_event() -> None:
     assert (item["type"], item["length"]) == ("event", len(request.body.splitlines()[2]))
     assert head["event_id"] == document["event_id"] == sentry_id(letter["id"])
     expected = {
-        "fingerprint": ["0123456789abcdef"],
-        "environment": "production",
-        "release": "2.4.1",
-        "level": "error",
-        "timestamp": letter["time"],
-        "transaction": "shop.fulfil",
+        "fingerprint": ["0123456789abcdef"], "environment": "production", "release": "2.4.1", "level": "error",
+        "timestamp": letter["time"], "transaction": "shop.fulfil",
         "exception": {"values": [{"type": letter["data"]["error_type"], "value": letter["data"]["error"]}]},
-    }
+    }  # fmt: skip
     assert document.items() >= expected.items()
     facts = {"handler": "shop.fulfil", "queue": "orders", "attempts": "5", "message_id": "1", "reason": "exhausted"}
     assert document["tags"].items() >= facts.items()
@@ -72,13 +64,9 @@ def test_event_has_an_id_release_and_level_without_payload() -> None:
     assert (document["level"], document["fingerprint"]) == ("fatal", ["orders/crashed"])
     assert (document["exception"]["values"][0]["type"], "release" in document) == ("crashed", False)
     assert sentry_event({"id": "x", "type": "io.bartleby.group.opened"}, None, None)["event_id"]
-
-
-async def test_test_event_is_an_issue_of_its_own_and_not_an_error() -> None:
     tested = {**event(1), "type": "io.bartleby.sink.test", "data": {"sink": "errors", "kind": "sentry"}}
-    _, (_, _, document) = await sent(tested, release="shop@7")
+    document = sentry_event(tested, None, "shop@7")
     assert (document["level"], document["fingerprint"]) == ("info", ["bartleby/sink.test/errors"])
-    assert document["logentry"]["formatted"] == "this is a test of sink errors, nothing has happened"
     assert (document["release"], "exception" in document, "environment" in document) == ("shop@7", False, False)
 
 
@@ -98,16 +86,10 @@ async def test_only_errors_are_sent() -> None:
 
 async def test_answer_decides_the_outcome() -> None:
     limits = "X-Sentry-Rate-Limits"
-    rows: list[tuple[Reply, Outcome | type[Outcome]]] = [
-        (Reply(200), Published),
-        *((Reply(status), Refused) for status in (400, 413)),
-        *((Reply(status), Failed) for status in (401, 403, 404, 500)),
-    ]
+    rows: list[tuple[Reply, Outcome | type[Outcome]]] = [(Reply(413), Refused), (Reply(403), Failed)]
     waits: list[tuple[dict[str, str], float]] = [
         ({}, 60),
         ({"Retry-After": "12"}, 12),
-        ({"Retry-After": "100000"}, 300),
-        ({limits: "30:error:organization:quota"}, 30),
         ({limits: "30::organization"}, 30),
         ({limits: "5:transaction:key, 45:default;error:organization", "Retry-After": "9"}, 45),
         ({limits: "nonsense", "Retry-After": "9"}, 60),
@@ -142,10 +124,10 @@ def test_dsn_is_parsed_or_refused_without_showing_its_key() -> None:
         publisher = open_publisher("sentry", {"dsn": dsn}, 1.0)
         assert publisher._to.to.path == path  # type: ignore[attr-defined]
     for dsn in (
-        "https://o1.ingest.sentry.io/42", "https://k3y@o1.ingest.sentry.io/", "https://k3y@/42",
-        "http://k3y@o1.ingest.sentry.io/42", "https://k3y@127.0.0.1/42", "https://k3y@2130706433/42",
-        "https://k3y@evil@127.0.0.1/42", "https://k y@host.example/42", "https://k3y@host.example/42?x=1",
-        "https://k3y@host.example/a/../42#x", "k3y",
+        "https://o1.ingest.sentry.io/42", "https://k3y@o1.ingest.sentry.io/", "https://k3y@/42", "k3y",
+        "http://k3y@o1.ingest.sentry.io/42", "gopher://k3y@o1.ingest.sentry.io/42", "https://k3y@[::1/1",
+        "https://k3y@169.254.169.254/42", "https://k3y@2130706433/42", "https://k3y@evil@127.0.0.1/42",
+        "https://k y@host.example/42", "https://k3y@host.example/42?x=1", "https://k3y@host.example/a/../42#x",
     ):  # fmt: skip
         with pytest.raises(InvalidSettings, match="option 'dsn' of a sentry sink") as caught:
             open_publisher("sentry", {"dsn": dsn}, 1.0)

@@ -13,21 +13,17 @@ import pytest
 import trustme
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from bartleby.sinks import http, open_publisher
+from bartleby.sinks import http
 from bartleby.sinks.http import retry_after
-from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher, Refused
-from tests.kit.sinks.conformance import event, events, named
-from tests.kit.sinks.harness_webhook import SECRET
+from bartleby.sinks.publisher import Failed, Outcome, Published, Refused
+from tests.kit.sinks.conformance import PATIENT, event, events, named
+from tests.kit.sinks.harness_webhook import SECRET, webhook
 from tests.kit.sinks.receiver import Receiver, Reply, Request
 from tests.kit.sinks.servers import until
 
 NEW_SECRET = "whsec_plJ3nmyCDGBKInavdOK15jsl6b5VlKzhNXZsOtsPXnA="
-PATIENT, SOON = 60.0, 0.5
-"""The timeout where an answer comes, and where none does."""
-
-
-def opened(url: str, timeout: float = PATIENT, **options: Any) -> Publisher:
-    return open_publisher("webhook", {"url": url, "secret": SECRET, "allow_private": True, **options}, timeout)
+SOON = 0.5
+"""The timeout where no answer comes."""
 
 
 async def outcome_of(
@@ -40,7 +36,7 @@ async def outcome_of(
     """Return the outcome of an event that gets this answer, over TLS if there is a context."""
     async with Receiver.running(lambda _: reply or Reply(), context) as receiver:
         url = receiver.url if context is None else f"https://{host}:{receiver.port}/hook"
-        publisher = opened(url, timeout, **options)
+        publisher = webhook(url, timeout, **options)
         (outcome,) = await publisher.publish([event(1)])
         await publisher.close()
         return outcome
@@ -56,7 +52,7 @@ async def test_event_is_a_signed_cloud_event_and_both_secrets_sign_while_they_ar
     broken = {**event(2), "data": {"error": "half a pair \ud83d"}}
     async with Receiver.running() as receiver:
         for options in choices:
-            publisher = opened(receiver.url, concurrency=1, **options)
+            publisher = webhook(receiver.url, concurrency=1, **options)
             assert await publisher.publish([event(1), broken]) == [Published("200")] * 2
             await publisher.close()
     assert [json.loads(each.body) for each in receiver.requests] == [event(1), broken] * 2
@@ -79,9 +75,8 @@ async def test_event_is_a_signed_cloud_event_and_both_secrets_sign_while_they_ar
 
 async def test_alert_needs_no_secret_and_is_signed_if_there_is_one() -> None:
     async with Receiver.running() as receiver:
-        options = {"url": receiver.url, "allow_private": True, "format": "alert", "routing_key": "R0UT1NG"}
-        for more in ({}, {"secret": SECRET}):
-            publisher = open_publisher("webhook", {**options, **more}, PATIENT)
+        for secret in (None, SECRET):
+            publisher = webhook(receiver.url, secret=secret, format="alert", routing_key="R0UT1NG")
             assert named(await publisher.publish([event(1)])) == ["Published"]
             await publisher.close()
     plain, with_secret = receiver.requests
@@ -93,17 +88,13 @@ async def test_alert_needs_no_secret_and_is_signed_if_there_is_one() -> None:
 
 
 ANSWERS: list[tuple[Reply, type[Outcome], str]] = [
-    (Reply(200), Published, "200"),
     (Reply(202, body=b'{"status":"success"}'), Published, "202"),
     (Reply(204, body=b""), Published, "204"),
-    (Reply(301, headers={"Location": "https://elsewhere.example/"}), Failed, "not followed"),
     (Reply(302, headers={"Location": "http://169.254.169.254/latest/"}), Failed, "169.254.169.254.*not followed"),
-    (Reply(307, headers={"Location": "/again"}), Failed, "not followed"),
     (Reply(304, body=b""), Failed, "not followed"),
     (Reply(400, body=b"invalid_payload"), Refused, "400 Bad Request: invalid_payload"),
-    *((Reply(status), Failed, str(status)) for status in (401, 403, 404, 405, 408, 425, 429, 502, 503)),
-    *((Reply(status), Refused, str(status)) for status in (409, 413, 418)),
-    (Reply(410), Refused, "410 Gone"),
+    *((Reply(status), Failed, str(status)) for status in (401, 403, 404, 405, 408, 425, 429, 503)),
+    *((Reply(status), Refused, str(status)) for status in (409, 410, 413, 418)),
     (Reply(422, body=b"\x1b[31mno\r\n"), Refused, r"\[31mno$"),
     (Reply(500, body=b"x" * 5000), Failed, "500 Internal Server Error: x{200}$"),
     (Reply(599), Failed, "answered 599"),
@@ -142,7 +133,7 @@ async def test_failed_event_stops_the_others_of_its_call_if_the_server_asks_to_w
         return Reply({event(1)["id"]: 500, event(2)["id"]: 400}.get(request.headers["webhook-id"], 200))
 
     async with Receiver.running(answer) as receiver:
-        publisher = opened(receiver.url, concurrency=2)
+        publisher = webhook(receiver.url, concurrency=2)
         assert named(await publisher.publish(events(10))) == ["Failed", "Refused", *["Published"] * 8]
         receiver.answer = lambda _: Reply(429, headers={"Retry-After": "3"})
         outcomes = await publisher.publish(events(100))
@@ -152,50 +143,28 @@ async def test_failed_event_stops_the_others_of_its_call_if_the_server_asks_to_w
 
 
 async def test_body_is_not_waited_for() -> None:
-    never = asyncio.Event()
     async with asyncio.timeout(30):
-        assert await outcome_of(Reply(200, body=b"x" * 1000, body_wait=never)) == Published("200")
-        assert isinstance(await outcome_of(Reply(500, body=b"x" * 1000, body_wait=never)), Failed)
+        assert await outcome_of(Reply(200, body=b"x" * 1000, body_wait=asyncio.Event())) == Published("200")
 
 
-async def test_eight_connections_are_used_at_once() -> None:
-    together = asyncio.Event()
-
-    def answer(_: Request) -> Reply:
-        if len(receiver.requests) == 8:
-            together.set()
-        return Reply(wait=together)
-
-    async with Receiver.running(answer) as receiver:
-        publisher = opened(receiver.url)
-        assert named(await publisher.publish(events(8))) == ["Published"] * 8
-        await publisher.close()
-
-
-# TLS
+AUTHORITY = trustme.CA()
 
 
 @pytest.fixture
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture
-def trusted(authority: trustme.CA, tmp_path: Path) -> str:
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+def trusted(tmp_path: Path) -> str:
+    AUTHORITY.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     return str(tmp_path / "ca.pem")
 
 
-def serving(authority: trustme.CA, *names: str, not_after: datetime | None = None) -> ssl.SSLContext:
+def serving(*names: str, not_after: datetime | None = None) -> ssl.SSLContext:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(*names, not_after=not_after).configure_cert(made)
+    AUTHORITY.issue_cert(*names, not_after=not_after).configure_cert(made)
     return made
 
 
-async def test_certificate_is_checked(authority: trustme.CA, trusted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, numbered = serving(authority, "localhost"), serving(authority, "127.0.0.1")
-    elsewhere = serving(authority, "example.com")
-    expired = serving(authority, "localhost", not_after=datetime(2020, 1, 1, tzinfo=UTC))
+async def test_certificate_is_checked(trusted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, numbered, elsewhere = serving("localhost"), serving("127.0.0.1"), serving("example.com")
+    expired = serving("localhost", not_after=datetime(2020, 1, 1, tzinfo=UTC))
     rows: list[tuple[str, Outcome, str]] = [
         ("trusted", await outcome_of(context=here, ca=trusted), ""),
         ("address", await outcome_of(context=numbered, host="127.0.0.1", ca=trusted), ""),
@@ -216,14 +185,12 @@ async def test_certificate_is_checked(authority: trustme.CA, trusted: str, monke
         assert reason in getattr(outcome, "why", ""), name
 
 
-async def test_tls_connections_are_kept_name_their_host_and_are_replaced_when_closed(
-    authority: trustme.CA, trusted: str
-) -> None:
-    context = serving(authority, "localhost")
+async def test_tls_connections_are_kept_name_their_host_and_are_replaced_when_closed(trusted: str) -> None:
+    context = serving("localhost")
     wanted: list[str | None] = []
     context.sni_callback = lambda _, name, __: wanted.append(name)
     async with Receiver.running(context=context) as receiver:
-        publisher = opened(f"https://localhost:{receiver.port}/hook", ca=trusted, concurrency=2)
+        publisher = webhook(f"https://localhost:{receiver.port}/hook", ca=trusted, concurrency=2)
         batch = [event(number, data_bytes=100_000 * (number % 2)) for number in range(20)]
         for _ in range(2):
             assert await publisher.publish(batch) == [Published("200")] * 20
@@ -241,13 +208,11 @@ async def test_server_without_tls_is_a_failure_and_a_cancelled_handshake_leaves_
         writer.close()
 
     async with await asyncio.start_server(hasty, "127.0.0.1", 0) as server:
-        publisher = opened(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        publisher = webhook(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
         assert named(await publisher.publish([event(1)])) == ["Failed"]
         await publisher.close()
     async with Receiver.running() as receiver:  # waits for plain text
-        publisher = opened(f"https://127.0.0.1:{receiver.port}/hook", SOON)
-        assert named(await publisher.publish([event(1)])) == ["Failed"]
-        publisher = opened(f"https://127.0.0.1:{receiver.port}/hook")
+        publisher = webhook(f"https://127.0.0.1:{receiver.port}/hook")
         publishing = asyncio.create_task(publisher.publish([event(1)]))
         await until(lambda: receiver.connected > 0)
         publishing.cancel()

@@ -4,16 +4,15 @@ import asyncio
 import ssl
 import tracemalloc
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from bartleby.sinks import http, open_publisher
+from bartleby.sinks import http
 from bartleby.sinks.addresses import Policy, target
 from bartleby.sinks.http import Client, Unreachable
-from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher
+from bartleby.sinks.publisher import Failed, Outcome, Published
 from tests.kit.sinks.conformance import event, events, ids_of, named, why
-from tests.kit.sinks.harness_webhook import SECRET
+from tests.kit.sinks.harness_webhook import webhook
 from tests.kit.sinks.receiver import Receiver, Reply, Request
 from tests.kit.sinks.servers import until
 
@@ -22,16 +21,12 @@ FINE = OK + b"Content-Length: 2\r\n\r\nok"
 MEGABYTES = 3 << 20
 
 
-def opened(url: str, **options: Any) -> Publisher:
-    return open_publisher("webhook", {"url": url, "secret": SECRET, "allow_private": True, **options}, 60.0)
-
-
 async def one_by_one(
     answer: Callable[[Request], Reply], count: int, *, reset: bool = False
 ) -> tuple[list[Outcome], Receiver]:
     """Publish so many, each alone; return the outcomes and the receiver, which is stopped."""
     async with Receiver.running(answer, reset=reset) as receiver:
-        publisher = opened(receiver.url, concurrency=1)
+        publisher = webhook(receiver.url, concurrency=1)
         outcomes = [(await publisher.publish([event(number)]))[0] for number in range(1, count + 1)]
         await publisher.close()
     return outcomes, receiver
@@ -59,8 +54,15 @@ DROPPED = [
 ]  # fmt: skip
 
 
+SURPLUS = [FINE + FINE, FINE + b"garbage", FINE + b"HTTP/1.1 500 No\r\n"]  # bytes that answer no other request
+
+
 async def test_connection_is_kept_or_replaced_as_the_answer_says() -> None:
-    rows = [*((Reply(raw=answer), 1) for answer in KEPT), *((Reply(raw=answer, last=True), 3) for answer in DROPPED)]
+    rows = [
+        *((Reply(raw=answer), 1) for answer in KEPT),
+        *((Reply(raw=answer), 3) for answer in SURPLUS),
+        *((Reply(raw=answer, last=True), 3) for answer in DROPPED),
+    ]
     for reply, connections in rows:
         outcomes, receiver = await one_by_one(lambda _, reply=reply: reply, 3)  # type: ignore[misc]
         assert named(outcomes) == ["Published"] * 3, reply
@@ -105,7 +107,7 @@ async def test_endless_answer_is_read_up_to_a_limit() -> None:
     for number, (answer, outcome) in enumerate(BOMBS):
         endless = Reply(raw=answer * 10)
         async with Receiver.running(lambda _, reply=endless: reply) as receiver:  # type: ignore[misc]
-            publisher = opened(receiver.url)
+            publisher = webhook(receiver.url)
             tracemalloc.start()
             before, _ = tracemalloc.get_traced_memory()
             assert named(await publisher.publish([event(1)])) == [outcome], number
@@ -135,17 +137,9 @@ async def test_request_on_a_connection_that_was_closed_is_repeated_once_with_its
         assert receiver.ids == [event(1)["id"], event(2)["id"], event(2)["id"]]
 
 
-async def test_bytes_after_an_answer_answer_no_other_request() -> None:
-    for surplus in (FINE, b"garbage", b"HTTP/1.1 500 No\r\n"):
-        reply = Reply(raw=FINE + surplus)
-        outcomes, receiver = await one_by_one(lambda _, reply=reply: reply, 5)  # type: ignore[misc]
-        assert outcomes == [Published("200")] * 5, surplus
-        assert receiver.ids == ids_of(events(5)), surplus
-
-
 async def test_connection_has_one_request_at_a_time_and_keeps_no_cookie() -> None:
     async with Receiver.running(lambda _: Reply(headers={"Set-Cookie": "a=b"})) as receiver:
-        publisher = opened(receiver.url, concurrency=2)
+        publisher = webhook(receiver.url, concurrency=2)
         assert named(await publisher.publish(events(100))) == ["Published"] * 100
         await publisher.close()
     assert (receiver.early, receiver.connections) == (0, 2)
@@ -161,7 +155,7 @@ async def test_answer_before_the_end_of_the_request_is_read_and_the_connection_c
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
 
     server = await asyncio.start_server(hasty, "127.0.0.1", 0)
-    publisher = opened(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", concurrency=1)
+    publisher = webhook(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", concurrency=1)
     large = [event(number, data_bytes=12 << 20) for number in (1, 2)]
     assert named(await publisher.publish(large)) == ["Refused"] * 2
     await publisher.close()
@@ -174,7 +168,7 @@ async def test_answer_before_the_end_of_the_request_is_read_and_the_connection_c
 async def test_cancelled_requests_and_closed_publishers_leave_no_socket() -> None:
     answered = asyncio.Event()
     async with Receiver.running(lambda _: Reply(wait=answered)) as receiver:
-        publisher = opened(receiver.url)
+        publisher = webhook(receiver.url)
         publishing = asyncio.create_task(publisher.publish(events(20)))
         await until(lambda: len(receiver.requests) == 8)
         publishing.cancel()

@@ -21,7 +21,7 @@ VERBS = {
 }  # fmt: skip
 FUNCTIONS = {
     # workers do it, or it is part of a view
-    "clock", "enter_spooled", "spool_identity", "group_pulse", "queue_stats", "depth_elsewhere", "sink_facts",
+    "clock", "group_pulse", "queue_stats", "depth_elsewhere", "sink_facts",
     "oldest_waiting", "unsettled", "worker_leases",
 }  # fmt: skip
 COMMANDS = {

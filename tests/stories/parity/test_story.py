@@ -1,23 +1,20 @@
 """The same story on six databases, one for each surface: afterwards state and audit log are the same."""
 
 import contextlib
-import signal
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner
 
 from bartleby import Client, dev
 from bartleby.evidence import AuditLine
-from bartleby.surfaces.cli import main
 from bartleby.surfaces.web import console
-from tests.kit.commands import Done, checked
+from tests.kit.commands import terminal
 from tests.kit.database import NUMBERS, Connection, database_dsn, wait_for_sessions_to_end
+from tests.kit.ways import WAYS
 from tests.stories.parity import surfaces
 from tests.stories.parity.story import World, run_story
 from tests.stories.parity.surfaces import WHY, Surface
@@ -41,25 +38,12 @@ STATE = {
 
 @dataclass(frozen=True)
 class Result:
-    """What the story has left behind on a surface."""
+    """What the story has left behind on a surface; `actions` is the audit log without calls of the surface itself."""
 
     surface: Surface
     state: dict[str, list[tuple[Any, ...]]]
-    audit: list[AuditLine]
-    answers: list[Any]
-
-    @property
-    def actions(self) -> list[AuditLine]:
-        """The audit log without the calls that a surface records for itself."""
-        return [each for each in self.audit if each.action != "agent.call"]
-
-    def numbered_answers(self) -> dict[tuple[str, str, int], object]:
-        seen: Counter[tuple[str, str]] = Counter()
-        found = {}
-        for verb, what, answer in self.answers:
-            seen[verb, str(what)] += 1
-            found[verb, str(what), seen[verb, str(what)]] = answer
-        return found
+    actions: list[AuditLine]
+    answers: dict[tuple[str, str], list[object]]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +65,7 @@ def _result(name: str, dsn: str) -> Result:
         begun = client.audit_log(limit=1)[0].id
         world = World(client)
         run_story(surface, world)
-        lines = [each for each in client.audit_log(limit=1000)[::-1] if each.id > begun]
+        lines = [each for each in client.audit_log(limit=1000)[::-1] if each.id > begun and each.action != "agent.call"]
     with psycopg.connect(dsn, autocommit=True) as connection:
         state = {key: sorted(connection.execute(query.encode()).fetchall(), key=str) for key, query in STATE.items()}
     return Result(surface, state, lines, world.answers)
@@ -95,12 +79,11 @@ def _opened(name: str, dsn: str, client: Client, tokens: dict[str, str]) -> Iter
                 connection = opened.enter_context(psycopg.connect(dsn, autocommit=True))
                 connection.execute("set role bartleby_operator")
                 yield surfaces.Sql(client, connection)
-            case "python":
-                yield opened.enter_context(surfaces.python(dsn))
-            case "async":
-                yield opened.enter_context(surfaces.awaited(dsn))
+            case "python" | "async":
+                way = WAYS["Client" if name == "python" else "AsyncClient"]
+                yield Surface(opened.enter_context(way(dsn)).api)
             case "cli":
-                yield surfaces.Command(client, opened.enter_context(_terminal(dsn)))
+                yield surfaces.Command(client, opened.enter_context(terminal(dsn)))
             case "http":
                 site = console(dsn)
                 opened.callback(site.state.house.close)
@@ -111,23 +94,6 @@ def _opened(name: str, dsn: str, client: Client, tokens: dict[str, str]) -> Iter
                 yield surfaces.Http(client, people)
             case _:
                 yield surfaces.Tools(client)
-
-
-@contextlib.contextmanager
-def _terminal(dsn: str) -> Iterator[Callable[..., Done]]:
-    kept = signal.getsignal(signal.SIGTERM)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BARTLEBY_DSN", dsn)
-
-        def run(*words: str, stdin: str = "") -> Done:
-            patch.setattr(sys, "argv", ["bartleby", *words])
-            with CliRunner().isolation(input=stdin) as (out, err, _), pytest.raises(SystemExit) as end:
-                main()
-            code = end.value.code
-            return checked(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
-
-        yield run
-    signal.signal(signal.SIGTERM, kept)
 
 
 @pytest.mark.seed("outbox-65", "outbox-68")
@@ -165,18 +131,19 @@ def test_every_action_has_its_request_id(results: dict[str, Result]) -> None:
 
 
 def test_all_surfaces_read_the_same(results: dict[str, Result]) -> None:
-    expected = results["python"].numbered_answers()
+    expected = results["python"].answers
     for name in ("sql", "async", "cli", "http", "mcp"):
-        found = results[name].numbered_answers()
+        found = results[name].answers
         shared = found.keys() & expected.keys()
         assert len(shared) > 10, name
         assert {key: found[key] for key in shared} == {key: expected[key] for key in shared}, name
-    explained = [
-        {key: seen for key, seen in results[name].numbered_answers().items() if key[0] == "explain"}
+    # which Python does not have
+    http, cli, mcp = (
+        {key: seen for key, seen in results[name].answers.items() if key[0] == "explain"}
         for name in ("http", "cli", "mcp")
-    ]
-    assert explained[0]
-    assert explained[1] == explained[2] == explained[0]
+    )
+    assert http
+    assert http == cli == mcp
 
 
 def test_story_uses_every_verb_of_each_surface(results: dict[str, Result]) -> None:

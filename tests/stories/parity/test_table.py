@@ -1,6 +1,5 @@
 """The table of verbs is complete: every name of a surface is in a row, or exempt with its purpose."""
 
-import inspect
 import re
 from collections.abc import Iterator
 
@@ -15,7 +14,6 @@ from bartleby.surfaces.web import console
 from bartleby.verbs import Verb, Verbs
 from tests.kit.api import all_routes
 from tests.stories.parity import exempt
-from tests.stories.parity.actions import ACTIONS
 from tests.stories.parity.table import ROWS, names
 
 API = "/api/v1"
@@ -36,22 +34,20 @@ def commands(command: click.Command, path: str = "") -> Iterator[str]:
         yield from commands(inner, f"{path} {name}".strip())
 
 
-def test_every_verb_of_the_clients_is_in_the_table() -> None:
+async def test_every_name_of_a_surface_is_in_the_table() -> None:
+    with Client("postgresql://nowhere/") as client:
+        server = agent_server(House(client, client, Principal("agent:x", Role.AGENT)))
+        tools = {each.name for each in await server.list_tools()}
     verbs = {name for name, verb in vars(Verbs).items() if isinstance(verb, Verb)}
-    assert names("python") | exempt.VERBS == verbs
-    assert names("python") & exempt.VERBS == set()
-
-
-def test_every_command_is_in_the_table() -> None:
-    there = set(commands(cli))
-    assert names("cli") | exempt.COMMANDS == there
-    assert names("cli") & exempt.COMMANDS == set()
-
-
-def test_every_route_is_in_the_table() -> None:
-    there = routes(api=True)
-    assert names("http") | exempt.ROUTES == there
-    assert names("http") & exempt.ROUTES == set()
+    surfaces: dict[str, tuple[set[str], set[str]]] = {
+        "python": (verbs, exempt.VERBS),
+        "cli": (set(commands(cli)), exempt.COMMANDS),
+        "http": (routes(api=True), exempt.ROUTES),
+        "mcp": (tools, set()),
+    }
+    for surface, (there, others) in surfaces.items():
+        assert names(surface) | others == there, surface
+        assert names(surface) & others == set(), surface
 
 
 def test_every_page_is_in_the_table() -> None:
@@ -59,13 +55,6 @@ def test_every_page_is_in_the_table() -> None:
     shown = {verb for verbs in exempt.PAGES.values() for verb in verbs.split(", ")}
     assert shown | exempt.NOT_ON_PAGES == set(ROWS)
     assert shown & exempt.NOT_ON_PAGES == set()
-
-
-async def test_every_tool_is_in_the_table() -> None:
-    with Client("postgresql://nowhere/") as client:
-        server = agent_server(House(client, client, Principal("agent:x", Role.AGENT)))
-        there = {each.name for each in await server.list_tools()}
-    assert names("mcp") == there
 
 
 def test_every_function_for_operators_is_in_the_table(conn: psycopg.Connection[tuple[str]]) -> None:
@@ -79,13 +68,6 @@ def test_every_function_for_operators_is_in_the_table(conn: psycopg.Connection[t
     known = names("sql") | exempt.FUNCTIONS | exempt.VERBS
     assert there - known - {"events", "group_heads"} == set(), "events and groups are views of these two"
     assert names("sql") - there - {"pgmq_attach"} == set(), "it exists where pgmq is installed"
-
-
-def test_every_action_takes_actor_reason_and_request_id() -> None:
-    for name, row in ACTIONS.items():
-        if row.signed:
-            parameters = inspect.signature(getattr(Verbs, row.python or name)).parameters
-            assert {"actor", "reason", "request_id"} <= set(parameters), name
 
 
 def routes(*, api: bool) -> set[str]:
