@@ -3,17 +3,24 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.property.sessions import Sessions
-from tests.property.world import Lab, close_lab, open_lab
+from tests.property.world import Lab, open_lab
+
+examples_share_a_database = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+    derandomize=True,
+    database=None,
+)
 
 
 @pytest.fixture
 def lab(dsn: str) -> Iterator[Lab]:
     """Several sessions over one database whose clock can be moved, driven by one thread."""
-    opened = open_lab(dsn, 4)
-    yield opened
-    close_lab(opened)
+    with open_lab(dsn) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
+from tests.kit.sql import Claim
+
 SLACK = 0.0005
 """How far the times of the model may differ from those of the server: less than a tick of the clock."""
 Lock = tuple[str, object]
@@ -71,16 +73,6 @@ class Lease:
     pending: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    lease: int
-    position: int
-    message: int
-    attempt: int
-    payload: object
-    solo: bool
-
-
 @dataclass(slots=True)
 class Transaction:
     messages: dict[int, Message] = field(default_factory=dict)
@@ -113,12 +105,9 @@ class Model:
     def end(self, transaction: Transaction, *, commit: bool) -> None:
         self.open = [other for other in self.open if other is not transaction]
         if commit:
-            self.committed.messages.update(transaction.messages)
-            self.committed.leases.update(transaction.leases)
-            self.committed.keys.update(transaction.keys)
-            self.committed.items.update(transaction.items)
-            self.committed.groups |= transaction.groups
-            self.committed.held.update(transaction.held)
+            for each in fields(Transaction):
+                if each.name != "locks":
+                    getattr(self.committed, each.name).update(getattr(transaction, each.name))
 
     def free(self, transaction: Transaction, lock: Lock) -> bool:
         return all(lock not in other.locks for other in self.open if other is not transaction)
@@ -170,47 +159,32 @@ class Model:
         assert message.id not in self.committed.messages, f"id {message.id} was given twice"
         transaction.messages[message.id] = message
 
-    def first_of_key(self, transaction: Transaction, queue: str, key: str, now: float, sent: int) -> int | None:
-        """Return the message that has this key; the server decides about one that lapses just now."""
-        first, until = (self.committed.keys | transaction.keys).get((queue, key), (0, 0.0))
-        if abs(until - now) < SLACK:
-            return first if sent == first else None
-        return first if until > now else None
+    def first_of_key(self, transaction: Transaction, queue: str, key: str) -> tuple[int, float]:
+        """Return the message that has this key, and until when."""
+        return (self.committed.keys | transaction.keys).get((queue, key), (0, 0.0))
 
-    def claimable(self, transaction: Transaction, queue: str, now: float) -> list[Message]:
-        return [
-            message
-            for message in self.messages(transaction)
-            if message.queue == queue and message.where is Where.WAITING and message.run_at <= now
-        ]
-
-    def claimed(
-        self, transaction: Transaction, queue: str, rows: list[Claimed], *, limit: int, now: float, until: float
-    ) -> None:
+    def claimed(self, transaction: Transaction, queue: str, claim: Claim, limit: int) -> None:
         transaction.locks.add(("claim", queue))
-        assert len(rows) <= limit
-        if not rows:
-            ready = self.claimable(transaction, queue, now - SLACK)
+        assert len(claim.messages) <= limit
+        waiting = [each for each in self.messages(transaction) if (each.queue, each.where) == (queue, Where.WAITING)]
+        if not claim.messages:
+            ready = [message for message in waiting if message.run_at <= self.now() - SLACK]
             assert not ready, f"a claim found nothing, but these wait: {ready}"
             return
-        solo = any(row.solo for row in rows)
-        assert not solo or len(rows) == 1, "a suspect was leased together with others"
-        assert len({row.position for row in rows}) == len(rows)
-        (number,) = {row.lease for row in rows}
-        for row in rows:
-            message = self.message(transaction, row.message)
-            assert message.queue == queue
-            assert message.where is Where.WAITING, f"leased, but it is {message.where}: {message}"
-            assert message.run_at <= now, f"too early by {message.run_at - now} s: {message}"
-            assert (row.attempt, row.payload, row.solo) == (
-                message.attempts + 1,
-                message.payload,
-                message.solo,
-            )
-            assert row.attempt <= self.budget(message), f"beyond its budget: {message}"
+        solo = any(row["solo"] for row in claim.messages)
+        assert not solo or len(claim.messages) == 1, "a suspect was leased together with others"
+        for row in claim.messages:
+            message = self.message(transaction, row["message_id"])
+            assert message in waiting, f"leased, but it is {message.where}: {message}"
+            assert message.run_at <= self.now(), f"too early by {message.run_at - self.now()} s: {message}"
+            found = (row["attempt"], row["payload"], row["solo"])
+            assert found == (message.attempts + 1, message.payload, message.solo)
+            assert row["attempt"] <= self.budget(message), f"beyond its budget: {message}"
             transaction.messages[message.id] = replace(message, where=Where.LEASED)
-        pending = {row.position: row.message for row in rows}
-        transaction.leases[number] = Lease(number, queue, until, solo, pending)
+        pending = dict(zip(claim.positions, claim.ids, strict=True))
+        assert len(pending) == len(claim.messages)
+        until = self.now() + self.queues[queue].lease
+        transaction.leases[claim.lease] = Lease(claim.lease, queue, until, solo, pending)
 
     def budget(self, message: Message) -> int:
         return 1 if message.once else message.max_attempts or self.queues[message.queue].max_attempts
@@ -241,10 +215,9 @@ class Model:
             assert item.state == "replayed"
             transaction.items[message.plan, message.id] = replace(item, state=state)
 
-    def back(self, transaction: Transaction, message: Message, run_at: float, *, solo: bool | None) -> None:
-        transaction.messages[message.id] = replace(
-            message, where=Where.WAITING, run_at=run_at, solo=message.solo if solo is None else solo
-        )
+    def back(self, transaction: Transaction, message: Message, run_at: float, *, solo: bool | None = None) -> None:
+        solo = message.solo if solo is None else solo
+        transaction.messages[message.id] = replace(message, where=Where.WAITING, run_at=run_at, solo=solo)
 
     def failed(
         self, transaction: Transaction, message: Message, retry_at: float, *, dead: bool, kind: str, crash: bool = False

@@ -4,15 +4,16 @@ The database chooses which items a step takes; the model decides whether it may,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, LiteralString
 
 from psycopg.types.json import Jsonb
 
 from tests.kit.events import NOT_TOLD, put_sink
-from tests.kit.plans import ASTRAY, NOT_COUNTED, NOT_SUMMED
+from tests.kit.plans import adds_up
+from tests.kit.sql import Connection, ack, claim, column, drain, rows, value
 from tests.property.model import AT_REST, SLACK, Item, Message, Transaction, Where
-from tests.property.world import Connection, World
+from tests.property.world import World
 
 RUNNING = {"running", "settling"}
 RUNS = {"run", "again"}
@@ -27,20 +28,13 @@ OPERATED = {
 }
 
 
-@dataclass(slots=True)
-class Plan:
-    """The options of a plan; its progress is in the items of the model."""
-
-    number: int
-    options: dict[str, Any] = field(default_factory=dict)
-
-
 class OperatedWorld(World):
     """A world with operators in it."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.plans: dict[int, Plan] = {}
+        self.plans: dict[int, dict[str, Any]] = {}
+        """The options of each plan; its progress is in the items of the model."""
         self.heard: list[int] = []
         put_sink(self.lab.admin, SINK)
 
@@ -82,62 +76,48 @@ class OperatedWorld(World):
         with self.acting(k) as (conn, tx):
             if not ids or not self.may_act(tx):
                 return
-            row = conn.execute(
-                "select bartleby.plan_replay(null, 'me', 'test', p_ids => %s, p_options => %s)",
-                [list(ids), Jsonb(options)],
-            ).fetchone()
-            assert row is not None
-            plan = Plan(row[0], options)
-            self.plans[plan.number] = plan
-            tx.locks.add(("plan", plan.number))
+            query: LiteralString = "select bartleby.plan_replay(null, 'me', 'test', p_ids => %s, p_options => %s)"
+            plan = value(conn, query, list(ids), Jsonb(options))
+            self.plans[plan] = options
+            tx.locks.add(("plan", plan))
             said = self._items(conn, plan)
             assert set(said) == set(ids)
             for number, (prediction, _) in said.items():
                 message = self.model.message(tx, number)
-                runs = "again" if message.cycle > 1 else "run"
-                expected = (
-                    runs if self.model.can_be_replayed(tx, message) else "held" if message.where is Where.DEAD else None
-                )
-                expected = expected or {Where.DISCARDED: "discarded", Where.DONE: "resolved"}.get(
-                    message.where, "replayed"
-                )
+                rests = {Where.DEAD: "held", Where.DISCARDED: "discarded", Where.DONE: "resolved"}
+                expected = rests.get(message.where, "replayed")
+                if self.model.can_be_replayed(tx, message):
+                    expected = "again" if message.cycle > 1 else "run"
                 assert prediction == expected, f"predicted {prediction}: {message}"
-                tx.items[plan.number, number] = Item(prediction, message.cycle)
+                tx.items[plan, number] = Item(prediction, message.cycle)
 
-    def command(self, k: int, verb: str, plan: Plan) -> None:
-        allowed = {
-            "start": {"draft"},
-            "pause": {"running"},
-            "resume": {"paused"},
-            "cancel": {"draft", "running", "paused"},
-        }
+    def command(self, k: int, verb: str, plan: int) -> None:
+        allowed = {"start": ["draft"], "pause": ["running"], "resume": ["paused"]}
+        allowed["cancel"] = ["draft", "running", "paused"]
         with self.acting(k) as (conn, tx):
-            near = [("plan", plan.number), ("near plan", plan.number)]
+            near = [("plan", plan), ("near plan", plan)]
             if not all(self.model.free(tx, lock) for lock in near) or self._status(conn, plan) not in allowed[verb]:
                 return
             if self.may_act(tx):
                 drift = ", p_accept_drift => true" if verb == "start" else ""
-                conn.execute(f"select bartleby.{verb}_replay(%s, 'me', 'test'{drift})".encode(), [plan.number])
-                tx.locks.add(("plan", plan.number))
+                conn.execute(f"select bartleby.{verb}_replay(%s, 'me', 'test'{drift})".encode(), [plan])
+                tx.locks.add(("plan", plan))
 
-    def step(self, k: int, plan: Plan, limit: int) -> int:
+    def step(self, k: int, plan: int, limit: int) -> int:
         """One step; returns how many items it moved."""
         with self.acting(k) as (conn, tx):
             before, status = self._items(conn, plan), self._status(conn, plan)
-            blocked = {
-                row[0]
-                for row in conn.execute("select name from bartleby.queue where paused or breaker_state <> 'closed'")
-            }
-            rows = conn.execute("select * from bartleby.advance_replays(%s, %s)", [limit, plan.number]).fetchall()
+            blocked = column(conn, "select name from bartleby.queue where paused or breaker_state <> 'closed'")
+            moves = rows(conn, "select * from bartleby.advance_replays(%s, %s)", limit, plan)
             after = self._items(conn, plan)
             moved = [number for number, (_, state) in after.items() if before and before[number][1] != state]
-            free = self.model.free(tx, ("plan", plan.number))
-            maybe = self.model.free(tx, ("near plan", plan.number))
-            assert bool(rows) == (free and status in RUNNING) or not maybe
-            assert not moved or rows
+            free = self.model.free(tx, ("plan", plan))
+            maybe = self.model.free(tx, ("near plan", plan))
+            assert bool(moves) == (free and status in RUNNING) or not maybe
+            assert not moved or moves
             assert len(moved) <= limit
-            if rows:
-                tx.locks.add(("plan", plan.number))
+            if moves:
+                tx.locks.add(("plan", plan))
             # a step also adds up the outcomes of plans that are over
             tx.locks |= {("near plan", number) for number in self.plans}
             for number in moved:
@@ -146,34 +126,31 @@ class OperatedWorld(World):
                 assert after[number][1] == "skipped" or self.model.message(tx, number).queue not in blocked
             return len(moved)
 
-    def _moved(self, conn: Connection, tx: Transaction, plan: Plan, number: int, state: str) -> None:
-        item, message = self.model.item(tx, plan.number, number), self.model.message(tx, number)
+    def _moved(self, conn: Connection, tx: Transaction, plan: int, number: int, state: str) -> None:
+        item, message = self.model.item(tx, plan, number), self.model.message(tx, number)
         assert item.state == "waiting", f"moved twice: {item}"
         assert self.model.free(tx, ("dead", number)), f"moved while it was locked: {message}"
         runs = self.model.can_be_replayed(tx, message) and message.cycle == item.cycle and item.prediction in RUNS
         assert state == ("replayed" if runs else "skipped"), f"{state}: {item} {message}"
-        tx.items[plan.number, number] = replace(item, state=state)
+        tx.items[plan, number] = replace(item, state=state)
         tx.locks.add(("dead", number))
         if not runs:
             return
-        queue = plan.options.get("to") or message.queue
-        row = conn.execute("select max_attempts from bartleby.messages where message_id = %s", [number]).fetchone()
-        assert row is not None, f"lost: {message}"
-        once = "canary" in plan.options and row[0] == 1
-        assert once or row[0] == message.max_attempts
-        payload = plan.options["patch"][0]["value"] if "patch" in plan.options else message.payload
+        queue = self.plans[plan].get("to") or message.queue
+        attempts = value(conn, "select max_attempts from bartleby.messages where message_id = %s", number)
+        once = "canary" in self.plans[plan] and attempts == 1
+        assert once or attempts == message.max_attempts
+        payload = self.plans[plan]["patch"][0]["value"] if "patch" in self.plans[plan] else message.payload
         replayed = self.model.replayed(tx, number)
-        self.model.changed(tx, replace(replayed, queue=queue, payload=payload, once=once, plan=plan.number))
+        self.model.changed(tx, replace(replayed, queue=queue, payload=payload, once=once, plan=plan))
 
-    def _items(self, conn: Connection, plan: Plan) -> dict[int, tuple[str, str]]:
-        rows = conn.execute(
-            "select message_id, prediction, state from bartleby.replay_items where replay_id = %s", [plan.number]
-        )
-        return {number: (prediction, state) for number, prediction, state in rows}
+    def _items(self, conn: Connection, plan: int) -> dict[int, tuple[str, str]]:
+        query = "select message_id, prediction, state from bartleby.replay_items where replay_id = %s"
+        return {number: (prediction, state) for number, prediction, state in conn.execute(query, [plan])}
 
-    def _status(self, conn: Connection, plan: Plan) -> str | None:
-        row = conn.execute("select status from bartleby.replays where id = %s", [plan.number]).fetchone()
-        return None if row is None else str(row[0])
+    def _status(self, conn: Connection, plan: int) -> str | None:
+        found = column(conn, "select status from bartleby.replays where id = %s", plan)
+        return str(found[0]) if found else None
 
     # upkeep
 
@@ -183,18 +160,14 @@ class OperatedWorld(World):
     def prune(self, limit: int) -> None:
         """Prune: letters beyond their retention are removed, at most `limit`, and no others."""
         with self.model_alone() as tx:
-            before = self.now()
             self.lab.admin.execute("select bartleby.prune(%s)", [limit])
-            after = self.now()
-            rows = self.lab.admin.execute("select message_id from bartleby.dead_letter")
-            left = {row[0] for row in rows}
+            left = set(column(self.lab.admin, "select message_id from bartleby.dead_letter"))
             must = 0
             for message in [message for message in self.model.messages(tx) if message.deaths]:
-                expired = self._age(message, before)
-                free = self.model.free(tx, ("dead", message.id))
+                free, expired = self.model.free(tx, ("dead", message.id)), self._expired(message)
                 must += free and message.id in left and expired > SLACK
                 if message.id not in left:
-                    assert self._age(message, after) > -SLACK, f"taken too early: {message}"
+                    assert expired > -SLACK, f"taken too early: {message}"
                     assert free, f"taken while it was locked: {message}"
                     tx.messages[message.id] = replace(message, where=Where.DONE, deaths=0)
                     self.lab.seen["taken by retention"] += 1
@@ -205,44 +178,37 @@ class OperatedWorld(World):
             )
             self.model.committed.groups &= set(groups.fetchall())
 
-    def _age(self, message: Message, now: float) -> float:
-        """Return for how long it has been beyond its retention; negative if it is not."""
-        retention = self.model.queues[self._letters_queue(message)].retention
+    def _expired(self, message: Message) -> float:
+        """Return for how long it has been beyond the retention of its letter's queue; negative if it is not."""
+        queue = column(self.lab.admin, "select queue from bartleby.dead_letters where message_id = %s", message.id)
+        retention = self.model.queues[queue[0] if queue else message.queue].retention
         if message.where not in AT_REST or self.model.committed.held.get(message.id) or retention is None:
             return float("-inf")
-        return now - retention - message.rests_since
-
-    def _letters_queue(self, message: Message) -> str:
-        row = self.lab.admin.execute(
-            "select queue from bartleby.dead_letters where message_id = %s", [message.id]
-        ).fetchone()
-        return message.queue if row is None else str(row[0])
+        return self.now() - retention - message.rests_since
 
     # what must be true
 
     def check(self) -> None:
         super().check()
-        for query in (NOT_COUNTED, NOT_SUMMED, ASTRAY, NOT_TOLD):
-            assert self.lab.admin.execute(query.encode()).fetchall() == [], query
+        adds_up(self.lab.admin)
+        assert rows(self.lab.admin, NOT_TOLD) == []
         self.hear()
-        for plan in self.plans.values():
+        for plan in self.plans:
             for number, (prediction, state) in self._items(self.lab.admin, plan).items():
-                item = self.model.committed.items[plan.number, number]
+                item = self.model.committed.items[plan, number]
                 assert (item.prediction, item.state) == (prediction, state), f"item {number} of plan {plan}"
 
     def hear(self) -> None:
         """Take what waits for the sink, with transactions still open."""
-        claimed = self.lab.admin.execute(
-            "select lease_id, (payload ->> 'event')::bigint from bartleby.claim(%s, 'relay', 1000)", [f"sink.{SINK}"]
-        ).fetchall()
-        if claimed:
-            self.lab.admin.execute("select bartleby.ack(%s)", [claimed[0][0]])
-            self.heard += [event for _, event in claimed]
+        claimed = claim(self.lab.admin, 1000, f"sink.{SINK}")
+        if claimed.messages:
+            ack(self.lab.admin, claimed.lease)
+            self.heard += [payload["event"] for payload in claimed.payloads]
 
     def go_on(self) -> bool:
         """Finish plans under way."""
         going_on = False
-        for plan in self.plans.values():
+        for plan in self.plans:
             if self._status(self.lab.admin, plan) in RUNNING:
                 self.step(0, plan, 1000)
                 going_on |= self._status(self.lab.admin, plan) in RUNNING
@@ -250,7 +216,7 @@ class OperatedWorld(World):
 
     def finish(self) -> None:
         super().finish()
-        over = [self._status(self.lab.admin, plan) for plan in self.plans.values()]
+        over = [self._status(self.lab.admin, plan) for plan in self.plans]
         assert not RUNNING.intersection(over), "a plan never came to its end"
         self.lab.seen.update(f"plan {status}" for status in over)
         self.lab.seen.update(f"item {item.state}" for item in self.model.committed.items.values())
@@ -262,11 +228,6 @@ class OperatedWorld(World):
 
     def drop(self) -> None:
         super().drop()
-        for table in ("replay_item", "replay_delta"):
+        drain(self.lab.admin, f"sink.{SINK}")
+        for table in ("replay_item", "replay_delta", "replay", "event"):
             self.lab.admin.execute(f"delete from bartleby.{table}".encode())
-        self.lab.admin.execute("delete from bartleby.replay")
-        while self.lab.admin.execute(
-            "select bartleby.ack(lease_id) from bartleby.claim(%s, 'relay', 1000) limit 1", [f"sink.{SINK}"]
-        ).rowcount:
-            pass
-        self.lab.admin.execute("delete from bartleby.event")

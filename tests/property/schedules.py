@@ -59,7 +59,7 @@ def random_policy(rng: random.Random) -> dict[str, Any]:
 
 
 def operate(world: OperatedWorld, rng: random.Random, k: int, _: str = "", *, action: str) -> None:
-    plan = rng.choice(list(world.plans.values())) if world.plans else None
+    plan = rng.choice(list(world.plans)) if world.plans else None
     match action:
         case "die":
             world.send_many(k, rng.choice(world.names), rng.randint(1, 8))
@@ -69,7 +69,7 @@ def operate(world: OperatedWorld, rng: random.Random, k: int, _: str = "", *, ac
         case "plan":
             world.plan(k, letters(world, rng, k), random_terms(world, rng))
             if world.plans and rng.random() < 0.8:
-                world.command(k, "start", list(world.plans.values())[-1])
+                world.command(k, "start", max(world.plans))
         case "step" if plan:
             world.step(k, plan, rng.choice([1, 3, 100]))
         case "command" if plan:
@@ -85,8 +85,8 @@ def operate(world: OperatedWorld, rng: random.Random, k: int, _: str = "", *, ac
 
 def bury(world: World, rng: random.Random, k: int) -> None:
     for queue in world.names:
-        if rows := world.claim(k, queue, 10):
-            world.fail(k, rows[0].lease, [row.position for row in rows], rng.choice(["dead", "dead", None]), None)
+        if claimed := world.claim(k, queue, 10):
+            world.fail(k, claimed.lease, claimed.positions, rng.choice(["dead", "dead", None]), None)
 
 
 def letters(world: World, rng: random.Random, k: int) -> list[int]:
@@ -132,9 +132,9 @@ def send(world: World, rng: random.Random, k: int, queue: str) -> None:
 
 
 def claim(world: World, rng: random.Random, k: int, queue: str) -> None:
-    rows = world.claim(k, queue, rng.choice(LIMITS))
-    if rows and rng.random() < 0.4:
-        world.ack(k, rows[0].lease)
+    claimed = world.claim(k, queue, rng.choice(LIMITS))
+    if claimed and rng.random() < 0.4:
+        world.ack(k, claimed.lease)
 
 
 def settle(world: World, rng: random.Random, k: int, queue: str) -> None:

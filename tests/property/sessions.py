@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, LiteralString, Self
@@ -12,7 +12,7 @@ import pytest
 
 from tests.kit import sql
 from tests.kit.clock import Clock, move_clock
-from tests.kit.sql import Connection, Waiting, ack, await_true, claim
+from tests.kit.sql import Connection, Waiting, ack, claim, under_way
 
 drain = partial(sql.drain, limit=10)
 # Functions of Bartleby in which a call can be held: between the probe of the log and the burial of holes, between the
@@ -68,21 +68,16 @@ class Sessions:
         conn.execute("set statement_timeout = '10s'")
         return conn
 
-    @contextmanager
     def waiting(
         self, conn: Connection, call: Callable[..., Any], *args: Any, may_end: bool = False
-    ) -> Iterator[Waiting]:
+    ) -> AbstractContextManager[Waiting]:
         """Run a call of this session in a thread, and continue once it waits for a lock, or is over if it may be."""
-        running = Waiting(conn, lambda conn: call(conn, *args))
         blocked = "select exists (select from pg_locks where pid = %s and not granted)"
-        await_true(
-            lambda: sql.value(self.main, blocked, running.pid) or (may_end and running.future.done()),
-            unless=running.future.done,
-            otherwise=lambda: f"it did not wait: {running.future}",
-        )
-        yield running
-        running.thread.join(30)
-        assert not running.thread.is_alive(), "it still waits"
+
+        def waits(running: Waiting) -> object:
+            return sql.value(self.main, blocked, running.pid) or (may_end and running.future.done())
+
+        return under_way(conn, lambda conn: call(conn, *args), waits)
 
     def blocked(self, conn: Connection, release: Callable[[], object], call: Callable[..., Any], *args: Any) -> Any:
         """Run a call of this session, do `release` once it waits for a lock, and return the result of the call."""
@@ -95,8 +90,8 @@ class Sessions:
         """Hold a call in a function of Bartleby, which is replaced by one that waits, during the block."""
         function, result, found = gate
         self.main.execute(
-            f"create or replace function bartleby.{function} returns {result} language plpgsql as $$"
-            f" declare v_value {result} := {found};"
+            f"create or replace function bartleby.{function} returns {result} language plpgsql"
+            f" set lock_timeout = 0 as $$ declare v_value {result} := {found};"
             " begin if current_setting('test.gate', true) = 'on' then perform pg_advisory_xact_lock(4711); end if;"
             " return v_value; end $$".encode()
         )

@@ -5,7 +5,7 @@ from typing import LiteralString
 
 import pytest
 
-from tests.kit.sql import Connection, claim, column, release, value
+from tests.kit.sql import Connection, claim, column, reap, release, value
 from tests.property.sessions import CLOCK, Sessions, drain, execute, hole, leased, payloads, send
 
 MOMENT = timedelta(seconds=2)
@@ -81,24 +81,17 @@ def test_late_commit_of_many_is_found_whole(s: Sessions) -> None:
     assert sorted(drain(s.main)) == list(range(29))
 
 
-def test_clock_set_back_hides_no_message(s: Sessions) -> None:
+@pytest.mark.parametrize("forward", [False, True])
+def test_clock_set_back_hides_no_message_for_long(s: Sessions, forward: bool) -> None:
     first, second = leased(s.main, 1, 2)
     release(s.main, first)
     assert payloads(s.main) == [1]
+    reap(s.main)
     s.clock.advance(-3600)
     release(s.main, second)
-    assert drain(s.main) == [2]
-
-
-def test_clock_set_back_and_forward_hides_no_message_for_long(s: Sessions) -> None:
-    first, second = leased(s.main, 1, 2)
-    release(s.main, first)
-    assert payloads(s.main) == [1]
-    s.main.execute("select bartleby.reap()")
-    s.clock.advance(-3600)
-    release(s.main, second)
-    s.clock.advance(3600 + 61)
-    s.main.execute("select bartleby.reap()")
+    if forward:
+        s.clock.advance(3600 + 61)
+        reap(s.main)
     assert drain(s.main) == [2]
 
 
@@ -115,14 +108,6 @@ def test_sender_without_notify_can_prepare_while_a_worker_sleeps(s: Sessions) ->
 # Sleep
 
 
-def listen(s: Sessions) -> Connection:
-    """Open a session that listens as a sleeping worker does."""
-    worker = s.open()
-    number = value(worker, "select id from bartleby.queue where name = 'q'")
-    worker.execute(f"listen bartleby_{number}".encode())
-    return worker
-
-
 def sleep(worker: Connection) -> timedelta:
     """Announce that a worker goes to sleep; return for how long it may."""
     allowed = value(worker, "select bartleby.idle('q', '30 seconds')")
@@ -130,53 +115,19 @@ def sleep(worker: Connection) -> timedelta:
     return allowed
 
 
-def is_woken(worker: Connection, within: float = 8) -> bool:
-    # Notifications arrive with the commit of the sender.
-    return bool(list(worker.notifies(timeout=within, stop_after=1)))
-
-
-def test_sleeping_worker_is_woken_by_a_send_or_a_release(s: Sessions) -> None:
-    worker = listen(s)
-    send(s.main, 1)
-    assert not is_woken(worker, within=0.3), "it does not sleep"
-    lease = claim(s.main).lease
-    assert sleep(worker) > MOMENT
-    release(s.main, lease)
-    assert is_woken(worker)
-    assert drain(s.main) == [1]
-    assert sleep(worker) > MOMENT
-    send(s.main, 2)
-    assert is_woken(worker)
-
-
-def test_second_sleep_extends_the_time_in_which_sends_notify(s: Sessions) -> None:
-    worker = listen(s)
-    sleep(worker)
-    s.clock.advance(10)
-    s.clock.advance(sleep(worker).total_seconds() - 1)
-    send(s.main, 1)
-    assert is_woken(worker)
-
-
-def test_worker_beside_an_open_sender_sleeps_briefly(s: Sessions) -> None:
-    worker, sender = listen(s), s.begin()
-    send(sender, 1)
-    assert sleep(worker) < MOMENT
-
-
 def test_worker_beside_an_open_delayed_send_sleeps_briefly_or_is_woken(s: Sessions) -> None:
-    worker, sender = listen(s), s.begin()
+    worker, sender = s.open(), s.begin()
+    worker.execute(f"listen {value(worker, 'select bartleby.channel(%s)', 'q')}".encode())
     sender.execute(LATE)
     if sleep(worker) > MOMENT:
         sender.commit()
-        assert is_woken(worker)
+        assert list(worker.notifies(timeout=8, stop_after=1))
 
 
 def test_hole_or_release_committed_after_the_last_claim_shortens_the_sleep(s: Sessions) -> None:
-    worker = listen(s)
     for late in (late_release, lambda s: hole(s, 1, parked=True)):
         slow = late(s)
         assert payloads(s.main) == []
         slow.commit()
-        assert sleep(worker) < MOMENT
+        assert sleep(s.main) < MOMENT
         assert drain(s.main) == [1]

@@ -9,8 +9,8 @@ from typing import LiteralString
 import pytest
 
 from tests.kit.plans import change, die
-from tests.kit.sql import Connection, ack, claim, column, create, fail, reap, release, rows, value
-from tests.property.sessions import BIG, RANGES, Sessions, drain, execute, hole, payloads, send, sqlstate
+from tests.kit.sql import Connection, claim, column, reap, value
+from tests.property.sessions import BIG, CLOCK, RANGES, Sessions, drain, execute, hole, payloads, send
 
 # Holes
 
@@ -141,58 +141,11 @@ def test_owners_from_another_cluster_count_as_ended(s: Sessions) -> None:
 # Leases
 
 
-def test_settlement_of_a_lost_lease_is_refused(s: Sessions) -> None:
-    send(s.main, 1)
-    old = claim(s.main)
-    s.clock.advance(61)
-    reap(s.main)
-    new = claim(s.main)
-    for settle in (ack, release):
-        assert sqlstate(s.main, settle, old.lease, old.positions) == "ZB006"
-    assert sqlstate(s.main, fail, old.lease, {"position": old.positions[0]}) == "ZB006"
-    assert column(s.main, "select state from bartleby.messages") == ["leased"]
-    assert ack(s.main, new.lease) == 1
-
-
-def test_second_of_two_settlements_is_refused(s: Sessions) -> None:
-    send(s.main, 1)
-    claimed = claim(s.main)
-    first, second = s.begin(), s.open()
-    ack(first, claimed.lease, claimed.positions)
-    assert s.blocked(second, first.commit, sqlstate, release, claimed.lease, claimed.positions) == "ZB006"
-    assert column(s.main, "select state from bartleby.messages") == []
-
-
 def test_claim_reads_the_state_under_its_lock(s: Sessions) -> None:
     send(s.main, 1, 2)
     first, second = s.begin(), s.open()
     assert claim(first).payloads == [1]
     assert s.blocked(second, first.commit, claim).payloads == [2]
-
-
-def test_claim_under_repeatable_read_is_refused(s: Sessions) -> None:
-    assert sqlstate(s.begin("isolation level repeatable read"), claim) == "ZB007"
-
-
-def test_lapsed_batch_is_not_charged_and_returns_one_by_one(s: Sessions) -> None:
-    send(s.main, 1, 2, 3)
-    assert len(claim(s.main, 10).messages) == 3
-    s.clock.advance(61)
-    assert [(each["outcome"], each["messages"]) for each in reap(s.main)] == [("released", 3)]
-    leases = [[(m["payload"], m["attempt"], m["solo"]) for m in claim(s.main, 10).messages] for _ in range(4)]
-    assert leases == [[(1, 1, True)], [(2, 1, True)], [(3, 1, True)], []]
-
-
-def test_suspect_that_lapses_alone_is_charged(s: Sessions) -> None:
-    create(s.main, "q", crash_budget=2, backoff="none")
-    send(s.main, 1)
-    attempts = []
-    for _ in range(3):
-        attempts.append(claim(s.main).one["attempt"])
-        s.clock.advance(61)
-        reap(s.main)
-    assert attempts == [1, 1, 2]
-    assert rows(s.main, "select reason, attempts from bartleby.dead_letters") == [{"reason": "crashed", "attempts": 2}]
 
 
 def test_server_crash_charges_no_message(s: Sessions) -> None:
@@ -229,3 +182,16 @@ def test_second_of_two_sends_of_a_key_returns_the_first(s: Sessions) -> None:
     sent = execute(first, query)
     assert s.blocked(second, first.commit, execute, query) == sent
     assert drain(s.main) == [1]
+
+
+@pytest.mark.own_database
+@pytest.mark.parametrize("before", ["free", "lapsed", "held"])
+def test_slow_session_does_not_take_a_duty_from_a_new_holder(s: Sessions, before: str) -> None:
+    """The time that the slow session read is older than the duty: that is not a clock set back."""
+    take: LiteralString = "select bartleby.take_duty('upkeep', %s, '1 hour')"
+    if before != "free":
+        value(s.main, take, "a")
+    s.clock.advance(7200 if before == "lapsed" else 0)
+    with s.held(CLOCK, value, take, "b") as slow:
+        assert value(s.main, take, "a")
+    assert (slow.result(), value(s.main, "select bartleby.on_duty('upkeep')")) == (False, "a")

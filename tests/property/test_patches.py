@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import jsonpatch
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.kit.database import Connection
+from tests.property.conftest import examples_share_a_database
 
 Operation: TypeAlias = dict[str, Any]
 Case: TypeAlias = tuple[Any, list[Operation]]
@@ -26,13 +27,7 @@ documents = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4),
     max_leaves=12,
 )
-many_per_database = settings(
-    max_examples=400,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    deadline=None,
-    derandomize=True,
-    database=None,
-)
+many_per_database = settings(examples_share_a_database, max_examples=400)
 
 
 def step(name: str) -> str:
@@ -94,14 +89,12 @@ def refused_in_any_document(operation: Operation) -> bool:
 
 def expected(document: Any, patch: list[Operation]) -> tuple[Any, int | None]:
     """The document after the patch, or the index of the operation that is refused."""
-    for index, operation in enumerate(patch):
-        if refused_in_any_document(operation):
-            assert apply(document, operation) is None
-            return None, index
+    wrong = [index for index, operation in enumerate(patch) if refused_in_any_document(operation)]
+    assert not any(apply(document, patch[index]) for index in wrong)
     for index, operation in enumerate(patch):
         done = apply(document, operation)
-        if done is None:
-            return None, index
+        if done is None or wrong:
+            return None, min(wrong, default=index)
         (document,) = done
     return document, None
 
@@ -109,10 +102,9 @@ def expected(document: Any, patch: list[Operation]) -> tuple[Any, int | None]:
 def tried(conn: Connection, document: Any, patch: Any) -> tuple[Any, Any]:
     """The document after the patch, and the problem."""
     query = "select document, document is not null, problem from bartleby.try_patch(%s, %s)"
-    found = conn.execute(query, [json.dumps(document), json.dumps(patch)]).fetchone()
-    assert found is not None
-    assert found[1] == (found[2] is None)
-    return found[0], found[2]
+    ((found, applies, problem),) = conn.execute(query, [json.dumps(document), json.dumps(patch)])
+    assert applies == (problem is None)
+    return found, problem
 
 
 @many_per_database

@@ -1,15 +1,15 @@
 """A handler's policy and a queue's policy of the same words wait the same time: Python and SQL have one curve."""
 
-from typing import Any
+from typing import Any, LiteralString
 
-import psycopg
-from hypothesis import HealthCheck, given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from psycopg.types.json import Jsonb
 
 from bartleby.errors import InvalidPolicy
 from bartleby.policy import RetryPolicy
-from tests.kit.database import Connection
+from tests.kit.sql import Connection, column, create, refused
+from tests.property.conftest import examples_share_a_database
 
 # Intervals have microseconds, and a policy of more digits would be rounded by one of the two only.
 seconds = st.one_of(st.integers(0, 10**6), st.integers(0, 10**9).map(lambda number: number / 1000))
@@ -26,33 +26,22 @@ policies = st.fixed_dictionaries(
 )
 attempts = st.lists(st.one_of(st.integers(1, 12), st.integers(1, 32_000), st.just(20_000)), min_size=1, max_size=8)
 
-DELAYS = """
-select array(
-  select extract(epoch from bartleby.retry_delay(q, a))::float8
-  from unnest(%s::int[]) with ordinality u (a, n) order by n)
-from bartleby.queue q where q.name = 'curves'
-"""
-once_per_example = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    deadline=None,
-    derandomize=True,
-    database=None,
-)
+DELAYS: LiteralString = """
+select extract(epoch from bartleby.retry_delay(q, a))::float8
+from bartleby.queue q, unnest(%s::int[]) with ordinality u (a, n) where q.name = 'curves' order by n"""
 
 
 def delays_of_the_queue(conn: Connection, policy: dict[str, Any], numbers: list[int]) -> list[float]:
     with conn.transaction(force_rollback=True):
-        conn.execute("select bartleby.create_queue('curves', %s)", [Jsonb(policy)])
-        found = conn.execute(DELAYS, [numbers]).fetchone()
-    assert found is not None
-    return list(found[0])
+        create(conn, "curves", **policy)
+        return column(conn, DELAYS, numbers)
 
 
 def close(one: float, other: float) -> bool:
     return abs(one - other) <= 2e-6 + 1e-9 * abs(other)
 
 
-@once_per_example
+@examples_share_a_database
 @given(policy=policies, numbers=attempts, draw=st.floats(0, 1, exclude_max=True))
 def test_delays_are_equal_and_jitter_stays_below_the_curve(
     conn: Connection, policy: dict[str, Any], numbers: list[int], draw: float
@@ -69,24 +58,27 @@ def test_delays_are_equal_and_jitter_stays_below_the_curve(
         assert 0 <= theirs <= most + 2e-6 + 1e-9 * most if jitter == "full" else close(most, theirs)
 
 
+# good values and bad ones
+VALUES: dict[str, tuple[list[Any], list[Any]]] = {
+    "max_attempts": ([1, 32_000], [0, 32_001, 1.5, True]),
+    "base": ([0, 86400 * 36000], [-1, True, 4e9]),
+    "cap": ([0], [-0.5]),
+    "factor": ([1, 1000], [0.9, 1000.5, "2"]),
+    "jitter": ([None, "none"], ["half"]),
+    "schedule": ([[0]], [[], [-1], 5]),
+    "backoff": (["fixed"], ["schedule", "linear"]),
+    "give_up_after": ([None, 0], [-1]),
+    "tries": ([], [1]),
+}
+
+
 def test_both_refuse_the_same_policies(conn: Connection) -> None:
-    bad: list[dict[str, Any]] = [
-        {"max_attempts": 0}, {"max_attempts": 32_001}, {"max_attempts": 1.5}, {"max_attempts": True}, {"tries": 1},
-        {"base": -1}, {"base": True}, {"base": 4e9}, {"cap": -0.5}, {"factor": 0.9}, {"factor": 1000.5},
-        {"factor": "2"}, {"jitter": "half"}, {"schedule": []}, {"schedule": [-1]}, {"schedule": 5},
-        {"backoff": "schedule"}, {"backoff": "linear"}, {"give_up_after": -1},
-    ]  # fmt: skip
-    good: list[dict[str, Any]] = [
-        {"max_attempts": 1}, {"max_attempts": 32_000}, {"base": 0}, {"cap": 0}, {"factor": 1}, {"factor": 1000},
-        {"jitter": None}, {"jitter": "none"}, {"schedule": [0]}, {"give_up_after": None}, {"give_up_after": 0},
-        {"base": 86400 * 36000},
-    ]  # fmt: skip
-    for policy, fine in [*((each, False) for each in bad), *((each, True) for each in good)]:
-        outcomes = []
-        for attempt in (lambda: RetryPolicy.of(policy), lambda: delays_of_the_queue(conn, policy, [1])):  # noqa: B023 - called at once
-            try:
-                attempt()
-                outcomes.append(True)
-            except (InvalidPolicy, psycopg.Error):
-                outcomes.append(False)
-        assert outcomes == [fine, fine], policy
+    for key, (good, bad) in VALUES.items():
+        for fine in good:
+            RetryPolicy.of({key: fine})
+            delays_of_the_queue(conn, {key: fine}, [1])
+        for unfit in bad:
+            with pytest.raises(InvalidPolicy):
+                RetryPolicy.of({key: unfit})
+            with refused("ZB003", row=(key, unfit)):
+                delays_of_the_queue(conn, {key: unfit}, [1])

@@ -6,18 +6,19 @@ The clock stands and is moved by one tick before each verb, so that a schedule d
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, LiteralString
 
 import psycopg
 from psycopg import errors
 from psycopg.types.json import Jsonb
 
+from tests.kit import sql
 from tests.kit.clock import move_clock
-from tests.property.model import AT_REST, SLACK, Claimed, Message, Model, Queue, Transaction, Where
+from tests.kit.sql import Connection, column, refused, value
+from tests.property.model import AT_REST, SLACK, Message, Model, Queue, Transaction, Where
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 LEASE_LOST = "ZB006"
 TICK = 0.001
 
@@ -55,18 +56,16 @@ class Lab:
         self.admin.execute("update public.test_clock set shift = make_interval(secs => %s)", [self.shift])
 
 
-def open_lab(dsn: str, sessions: int) -> Lab:
+@contextmanager
+def open_lab(dsn: str, sessions: int = 4) -> Iterator[Lab]:
     """Open sessions that fail instead of waiting: one thread drives them all, so a wait would never end."""
     options = "-c lock_timeout=30s -c synchronous_commit=off"
-    opened = [psycopg.connect(dsn, autocommit=True, options=options) for _ in range(sessions + 1)]
-    move_clock(opened[0]).stop()
-    ((now,),) = opened[0].execute("select extract(epoch from stands_at)::float8 from public.test_clock").fetchall()
-    return Lab(opened[0], opened[1:], now)
-
-
-def close_lab(lab: Lab) -> None:
-    for conn in (lab.admin, *lab.actors):
-        conn.close()
+    with ExitStack() as stack:
+        admin, *actors = [
+            stack.enter_context(psycopg.connect(dsn, autocommit=True, options=options)) for _ in range(sessions + 1)
+        ]
+        move_clock(admin).stop()
+        yield Lab(admin, actors, value(admin, "select extract(epoch from stands_at)::float8 from public.test_clock"))
 
 
 class World:
@@ -84,7 +83,7 @@ class World:
         for name, policy in reversed(list(zip(names, policies, strict=True))):
             route = names[-1] if routed and name != names[-1] else None
             given = {**policy, "jitter": "none", "backoff": "fixed", **({"dead_letter_to": route} if route else {})}
-            lab.admin.execute("select bartleby.create_queue(%s, %s)", [name, Jsonb(given)])
+            sql.create(lab.admin, name, **given)
             queues.append(Queue(name=name, route=route, **policy))
         self.names = names
         self.model = Model(queues, self.now)
@@ -146,17 +145,20 @@ class World:
 
     @contextmanager
     def acting(self, k: int) -> Iterator[tuple[Connection, Transaction]]:
-        self.lab.advance(TICK)
         actor = self.actors[k]
-        if actor.tx is not None:
+        if actor.tx is None:
+            with self.model_alone() as alone:
+                yield actor.conn, alone
+        else:
+            self.lab.advance(TICK)
             yield actor.conn, actor.tx
-            return
+
+    @contextmanager
+    def model_alone(self) -> Iterator[Transaction]:
+        """Begin a transaction of one statement."""
+        self.lab.advance(TICK)
         alone = self.model.begin()
-        try:
-            yield actor.conn, alone
-        except BaseException:
-            self.model.end(alone, commit=False)
-            raise
+        yield alone
         self.model.end(alone, commit=True)
 
     # verbs
@@ -168,118 +170,87 @@ class World:
             if key is not None and not self.model.free(tx, ("key", (queue, key))):
                 return
             self.number += 1
-            before = self.now()
-            row = conn.execute(
-                "select bartleby.send(%s, %s, p_delay => make_interval(secs => %s), p_max_attempts => %s, p_key => %s,"
-                " p_unique_for => case when %s then interval '10 s' end)",
-                [queue, Jsonb(self.number), float(delay), max_attempts, key, key is not None],
-            ).fetchone()
-            assert row is not None
+            unique = {"key": key, "unique_for": "10 s"} if key is not None else {}
+            sent = sql.send(conn, self.number, queue, delay=f"{delay} s", max_attempts=max_attempts, **unique)
             if key is not None:
                 tx.locks.add(("key", (queue, key)))
-                first = self.model.first_of_key(tx, queue, key, before, row[0])
-                assert first is None or first == row[0], "the same key was sent twice"
-                if first is not None:
+                first, until = self.model.first_of_key(tx, queue, key)
+                if until > self.now():
+                    assert first == sent, "the same key was sent twice"
                     return
-                tx.keys[queue, key] = (row[0], before + 10)
-            run_at = before + delay if delay else 0.0
-            self.model.sent(tx, Message(row[0], queue, self.number, max_attempts, run_at=run_at))
+                tx.keys[queue, key] = (sent, self.now() + 10)
+            run_at = self.now() + delay if delay else 0.0
+            self.model.sent(tx, Message(sent, queue, self.number, max_attempts, run_at=run_at))
 
     def send_many(self, k: int, queue: str, count: int, *, delay: float = 0) -> None:
         with self.acting(k) as (conn, tx):
             values = list(range(self.number + 1, self.number + 1 + count))
             self.number += count
-            messages = [{"payload": value, **({"delay": delay} if delay else {})} for value in values]
+            messages = [{"payload": payload, **({"delay": delay} if delay else {})} for payload in values]
             run_at = self.now() + delay if delay else 0.0
-            rows = conn.execute("select * from bartleby.send_many(%s, %s)", [queue, Jsonb(messages)]).fetchall()
-            assert len(rows) == count
-            for value, (number,) in zip(values, rows, strict=True):
-                self.model.sent(tx, Message(number, queue, value, run_at=run_at))
+            sent = column(conn, "select bartleby.send_many(%s, %s)", queue, Jsonb(messages))
+            for payload, number in zip(values, sent, strict=True):
+                self.model.sent(tx, Message(number, queue, payload, run_at=run_at))
 
-    def claim(self, k: int, queue: str, limit: int) -> list[Claimed] | None:
-        """Claim, unless it would wait for a claim in an open transaction; then None."""
+    def claim(self, k: int, queue: str, limit: int) -> sql.Claim | None:
+        """Claim, unless it would wait for a claim in an open transaction; None if there is nothing."""
         with self.acting(k) as (conn, tx):
             if not self.model.free(tx, ("claim", queue)):
                 return None
             breaker = self.breaker(conn, queue)
-            before = self.now()
-            rows = [
-                Claimed(*row)
-                for row in conn.execute(
-                    "select lease_id, position, message_id, attempt, payload, solo from bartleby.claim(%s, 'w', %s)",
-                    [queue, limit],
-                )
-            ]
+            claimed = sql.claim(conn, limit, queue)
             if queue in self.model.paused or breaker == "forced":
-                assert not rows, "a paused or forced queue handed out messages"
-            elif breaker == "open" and not rows:
+                assert not claimed.messages, "a paused or forced queue handed out messages"
+            elif breaker == "open" and not claimed.messages:
                 tx.locks.add(("claim", queue))  # no probe is due
             else:
-                assert breaker == "closed" or len(rows) == 1, "an open breaker handed out a batch"
-                until = self.now() + self.model.queues[queue].lease
-                now = self.now() if rows else before
-                self.model.claimed(tx, queue, rows, limit=limit, now=now, until=until)
-            return rows
+                assert breaker == "closed" or len(claimed.messages) == 1, "an open breaker handed out a batch"
+                self.model.claimed(tx, queue, claimed, limit)
+            return claimed if claimed.messages else None
 
     def ack(self, k: int, lease: int, positions: list[int] | None = None) -> None:
         with self.acting(k) as (conn, tx):
             held = [message for message in self.model.held_by(tx, lease, positions) if message.deaths]
-            if not all(self.model.free(tx, ("dead", message.id)) for message in held):
-                self.note("it waits")
+            if self.must_wait(all(self.model.free(tx, ("dead", message.id)) for message in held)):
                 return
-            row = conn.execute("select bartleby.ack(%s, %s)", [lease, positions]).fetchone()
             taken = self.model.take(tx, lease, positions)
-            assert row == (len(taken),)
+            assert sql.ack(conn, lease, positions) == len(taken)
             for message in taken:
                 self.model.done(tx, message)
 
     def release(self, k: int, lease: int, positions: list[int] | None = None, delay: float = 0) -> None:
         with self.acting(k) as (conn, tx):
-            before = self.now()
-            row = conn.execute(
-                "select bartleby.release(%s, %s, make_interval(secs => %s))", [lease, positions, float(delay)]
-            ).fetchone()
             taken = self.model.take(tx, lease, positions)
-            assert row == (len(taken),)
+            assert sql.release(conn, lease, positions, f"{delay} s") == len(taken)
             for message in taken:
-                self.model.back(tx, message, before + delay, solo=None)
+                self.model.back(tx, message, self.now() + delay)
 
     def fail(self, k: int, lease: int, positions: list[int], verdict: str | None, delay: float | None) -> None:
-        failures = [
-            {"position": position, "error_type": "E", "error": "e", "verdict": verdict, "delay": delay}
-            for position in positions
-        ]
+        failure = {"error_type": "E", "error": "e", "verdict": verdict, "delay": delay}
         with self.acting(k) as (conn, tx):
-            if not self.model.may_die(tx, self.model.held_by(tx, lease, positions), "E"):
-                self.note("it waits")
+            if self.must_wait(self.model.may_die(tx, self.model.held_by(tx, lease, positions), "E")):
                 return
             charged = verdict == "dead" or self.breaker(conn, self.model.lease(tx, lease).queue) == "closed"
-            before = self.now()
-            rows = conn.execute(
-                "select position, message_id, verdict, extract(epoch from retry_at)::float from bartleby.fail(%s, %s)",
-                [lease, Jsonb(failures)],
-            ).fetchall()
-            said = {position: row for position, *row in rows}
+            rows = sql.fail(conn, lease, *({"position": position, **failure} for position in positions))
+            said = {row["position"]: row for row in rows}
             assert len(said) == len(rows) == len(positions), "a failure was not answered"
             for position, message in zip(positions, self.model.take(tx, lease, positions), strict=True):
                 base = self.model.queues[message.queue].base if delay is None else delay
-                number, answer, retry_at = said[position]
-                assert number == message.id
-                if charged:
-                    dies = self.model.failed(tx, message, retry_at or 0.0, dead=verdict == "dead", kind="E")
-                else:
+                row = said[position]
+                retry_at = row["retry_at"].timestamp() if row["retry_at"] else 0.0
+                assert row["message_id"] == message.id
+                if not charged:
                     self.model.back(tx, message, retry_at, solo=False)
-                    dies = False
-                assert answer == ("dead" if dies else "retry")
-                assert dies or before + base - SLACK < retry_at < self.now() + base + SLACK
+                dies = charged and self.model.failed(tx, message, retry_at, dead=verdict == "dead", kind="E")
+                assert row["verdict"] == ("dead" if dies else "retry")
+                assert dies or abs(retry_at - self.now() - base) < SLACK
                 self._follow_route(conn, tx, message, dies=dies)
 
     def reject(self, k: int, lease: int, position: int, reason: str) -> None:
         with self.acting(k) as (conn, tx):
-            if not self.model.may_die(tx, self.model.held_by(tx, lease, [position]), reason):
-                self.note("it waits")
+            if self.must_wait(self.model.may_die(tx, self.model.held_by(tx, lease, [position]), reason)):
                 return
-            conn.execute("select bartleby.reject(%s, %s, %s, 'because')", [lease, position, reason])
+            sql.reject(conn, lease, position, reason, "because")
             (message,) = self.model.take(tx, lease, [position])
             assert self.model.failed(tx, message, 0.0, dead=True, kind=reason)
             self._follow_route(conn, tx, message, dies=True)
@@ -289,60 +260,50 @@ class World:
             conn.execute("select bartleby.extend(%s, make_interval(secs => %s))", [[lease], float(seconds)])
             held = self.model.lease(tx, lease)
             tx.locks.add(("lease", lease))
-            tx.leases[lease] = type(held)(held.id, held.queue, self.now() + seconds, held.solo, held.pending)
+            tx.leases[lease] = replace(held, until=self.now() + seconds)
 
     def settle_again(self, lease: int, positions: list[int]) -> None:
         """Settle positions that were settled before, in a lease that no open transaction changes; it is refused."""
-        for verb in ("ack(%s, %s)", "release(%s, %s)"):
-            try:
-                self.lab.admin.execute(f"select bartleby.{verb}".encode(), [lease, positions])
-            except errors.Error as error:
-                assert error.sqlstate == LEASE_LOST  # noqa: PT017 - psycopg has no class for our SQLSTATE
-            else:
-                raise AssertionError("a settlement of a lost lease was accepted")
+        for verb in ("ack", "release"):
+            with refused(LEASE_LOST, row="a settlement of a lost lease"):
+                self.lab.admin.execute(f"select bartleby.{verb}(%s, %s)".encode(), [lease, positions])
 
     def reap(self) -> None:
         with self.model_alone() as tx:
             alone = [lease for lease in self.model.leases(tx) if lease.solo and lease.pending]
             suspects = [message for lease in alone for message in self.model.held_by(tx, lease.id, None)]
-            if not self.model.may_die(tx, suspects, "WorkerLost"):
-                self.note("it waits")
+            if self.must_wait(self.model.may_die(tx, suspects, "WorkerLost")):
                 return
-            before = self.now()
-            rows = self.lab.admin.execute("select queue, lease_id, messages, outcome from bartleby.reap()").fetchall()
-            after = self.now()
-            reaped = {lease: (messages, outcome) for queue, lease, messages, outcome in rows if queue in self.names}
+            reaped = {row["lease_id"]: row for row in sql.reap(self.lab.admin) if row["queue"] in self.names}
             for lease in self.model.leases(tx):
-                if lease.pending and lease.until < before - SLACK:
+                if lease.pending and lease.until < self.now() - SLACK:
                     assert lease.id in reaped, f"lapsed and not taken back: {lease}"
-            for number, (messages, outcome) in reaped.items():
+            for number, row in reaped.items():
                 lease = self.model.lease(tx, number)
                 assert lease.pending, f"taken back a settled lease: {lease}"
-                assert lease.until < after + SLACK, f"taken back too early: {lease}"
-                assert messages == len(lease.pending)
+                assert lease.until < self.now() + SLACK, f"taken back too early: {lease}"
+                assert row["messages"] == len(lease.pending)
                 for message in self.model.take(tx, number, None):
                     if not lease.solo:
-                        assert outcome == "released"
-                        self.model.back(tx, message, before, solo=True)
+                        assert row["outcome"] == "released"
+                        self.model.back(tx, message, self.now(), solo=True)
                         continue
-                    base = self.model.queues[message.queue].base
-                    dies = self.model.failed(tx, message, before + base, dead=False, kind="WorkerLost", crash=True)
-                    assert outcome == ("dead" if dies else "retry")
+                    retry_at = self.now() + self.model.queues[message.queue].base
+                    dies = self.model.failed(tx, message, retry_at, dead=False, kind="WorkerLost", crash=True)
+                    assert row["outcome"] == ("dead" if dies else "retry")
                     self._follow_route(self.lab.admin, tx, message, dies=dies)
 
     def replay(self, k: int, ids: list[int]) -> None:
         with self.acting(k) as (conn, tx):
             if not self.may_act(tx):
                 return
-            rows = conn.execute("select bartleby.replay(%s, 'me', 'test')", [[*ids, *ids]]).fetchall()
-            assert sorted(number for (number,) in rows) == sorted(ids)
+            assert sorted(column(conn, "select bartleby.replay(%s, 'me', 'test')", [*ids, *ids])) == sorted(ids)
             for number in ids:
                 self.model.replayed(tx, number)
 
     def may_act(self, tx: Transaction) -> bool:
         """Return whether an operator may act: their actions are serialised."""
-        if not self.model.free(tx, ("audit", 0)):
-            self.note("it waits")
+        if self.must_wait(self.model.free(tx, ("audit", 0))):
             return False
         tx.locks.add(("audit", 0))
         return True
@@ -350,7 +311,7 @@ class World:
     def turn(self) -> None:
         """Turn the ring until a segment is emptied, if nothing is in the way."""
         for _ in range(4):
-            ((answer,),) = self.lab.admin.execute("select bartleby.turn(0)").fetchall()
+            answer = value(self.lab.admin, "select bartleby.turn(0)")
             self.lab.emptied += "emptied" in answer
             if "locked" in answer:
                 return
@@ -362,9 +323,7 @@ class World:
 
     def breaker(self, conn: Connection, queue: str) -> str:
         """Return the state of a breaker as this session sees it: it may close in a transaction that is still open."""
-        row = conn.execute("select breaker_state from bartleby.queue where name = %s", [queue]).fetchone()
-        assert row is not None
-        return str(row[0])
+        return str(value(conn, "select breaker_state from bartleby.queue where name = %s", queue))
 
     def set_breaker(self, queue: str, verb: str) -> None:
         """Open, force or close a breaker, unless that would wait for a probe in an open transaction."""
@@ -385,25 +344,17 @@ class World:
     def advance(self, seconds: float) -> None:
         self.lab.advance(seconds)
 
-    @contextmanager
-    def model_alone(self) -> Iterator[Transaction]:
-        self.lab.advance(TICK)
-        alone = self.model.begin()
-        yield alone
-        self.model.end(alone, commit=True)
-
     def _follow_route(self, conn: Connection, tx: Transaction, message: Message, *, dies: bool) -> None:
         route = self.model.queues[message.queue].route
         if not dies or route is None:
             return
-        rows = conn.execute(
-            "select message_id, payload from bartleby.messages where queue = %s and state = 'ready'"
-            " and headers @> %s order by message_id desc limit 1",
-            [route, Jsonb({"original_message_id": message.id})],
-        ).fetchall()
-        assert len(rows) == 1, "the routed copy is missing"
-        assert rows[0][1] == message.payload
-        self.model.sent(tx, Message(rows[0][0], route, message.payload))
+        query: LiteralString = (
+            "select message_id from bartleby.messages where queue = %s and state = 'ready' and headers @> %s"
+            " and payload = %s order by message_id desc limit 1"
+        )
+        copy = column(conn, query, route, Jsonb({"original_message_id": message.id}), Jsonb(message.payload))
+        assert copy, "the routed copy is missing"
+        self.model.sent(tx, Message(copy[0], route, message.payload))
 
     # what must be true
 
@@ -434,13 +385,8 @@ class World:
             return
         assert row is not None, f"lost: {message}"
         _, queue, state, attempts, crashes, cycle, solo, _, run_at = row
-        assert (queue, attempts, crashes, cycle, solo) == (
-            message.queue,
-            message.attempts,
-            message.crashes,
-            message.cycle,
-            message.solo,
-        )
+        expected = (message.queue, message.attempts, message.crashes, message.cycle, message.solo)
+        assert (queue, attempts, crashes, cycle, solo) == expected
         if message.where is Where.LEASED:
             assert state == "leased"
         elif state == "deferred":
@@ -453,29 +399,27 @@ class World:
         """End everything and drain: committed messages arrive or are dead, and nothing else is there."""
         for name in self.names:
             self.pause(name, paused=False)
-            assert name not in self.model.paused
             self.set_breaker(name, "close")
-            assert self.breaker(self.lab.admin, name) == "closed"
+            assert (name in self.model.paused, self.breaker(self.lab.admin, name)) == (False, "closed")
         # a plan with a window of 1 replays one letter in each round
         for _ in range(40 + len(self.model.committed.messages)):
             going_on = self.go_on()
-            self._drain()
-            if not going_on and all(m.where in AT_REST for m in self.model.committed.messages.values()):
+            for name in self.names:
+                while claimed := self.claim(0, name, 10):
+                    self.ack(0, claimed.lease)
+            if not going_on and not self.on_their_way():
                 break
             self.advance(1000)
             self.reap()
-        left = [m for m in self.model.committed.messages.values() if m.where not in AT_REST]
-        assert not left, f"never arrived: {left}"
+        assert not self.on_their_way(), f"never arrived: {self.on_their_way()}"
         self.check()
+
+    def on_their_way(self) -> list[Message]:
+        return [message for message in self.model.committed.messages.values() if message.where not in AT_REST]
 
     def go_on(self) -> bool:
         """Finish what runs by itself; return whether there is more."""
         return False
-
-    def _drain(self) -> None:
-        for name in self.names:
-            while rows := self.claim(0, name, 10):
-                self.ack(0, rows[0].lease)
 
     def end_all(self, *, commit: bool) -> None:
         for k, _ in enumerate(self.actors):
@@ -491,6 +435,12 @@ class World:
             self.lab.admin.execute(f"rollback prepared '{gid}'".encode())
         for name in self.names:
             self.lab.admin.execute("select bartleby.drop_queue(%s, true)", [name])
+
+    def must_wait(self, free: bool) -> bool:
+        """Return whether a verb would wait for ever, and note it."""
+        if not free:
+            self.note("it waits")
+        return not free
 
     def note(self, *words: object) -> None:
         self.trace.append(json.dumps(words, default=str))

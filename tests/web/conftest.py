@@ -35,9 +35,8 @@ OpenConsole = Callable[..., FastAPI]
 
 def visiting(app: FastAPI, *, address: str = "127.0.0.1", host: str = "localhost", **headers: str) -> TestClient:
     """Return a caller from this address that calls the site by this name."""
-    return TestClient(
-        app, base_url=f"http://{host}", client=(address, 50000), follow_redirects=False, headers=headers or None
-    )
+    at = f"http://{host}"
+    return TestClient(app, base_url=at, client=(address, 50000), follow_redirects=False, headers=headers or None)
 
 
 def add_token(dsn: str, role: str, queues: Sequence[str] | None = None, name: str | None = None) -> str:
@@ -59,9 +58,8 @@ def with_test_routes(app: FastAPI) -> FastAPI:
     async def change(request: Request) -> int:
         return len(await request.body())
 
-    for method in ("POST", "PUT", "PATCH", "DELETE"):
-        app.add_api_route(CHANGE, change, methods=[method])
-        app.add_api_route("/test/change", change, methods=[method])
+    for path in (CHANGE, "/test/change"):
+        app.add_api_route(path, change, methods=["POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
     app.add_api_route(LOOK, lambda: {"seen": True}, methods=["GET"])
     return app
 
@@ -85,9 +83,9 @@ def open_console(dsn: str) -> Iterator[OpenConsole]:
     with contextlib.ExitStack() as opened:
 
         def open_one(address: str = dsn, **settings: Any) -> FastAPI:
-            app = with_test_routes(console(address, ConsoleSettings(**settings)))
+            app = console(address, ConsoleSettings(**settings))
             opened.callback(app.state.house.close)
-            return app
+            return with_test_routes(app)
 
         yield open_one
 
@@ -95,6 +93,13 @@ def open_console(dsn: str) -> Iterator[OpenConsole]:
 @pytest.fixture
 def site(dsn: str) -> Iterator[FastAPI]:
     app = console(dsn, ConsoleSettings(authenticate=False))
+    yield app
+    app.state.house.close()
+
+
+@pytest.fixture
+def guarded(dsn: str) -> Iterator[FastAPI]:
+    app = console(dsn)
     yield app
     app.state.house.close()
 
@@ -113,18 +118,8 @@ def client(dsn: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def guarded(dsn: str) -> Iterator[FastAPI]:
-    app = console(dsn)
-    yield app
-    app.state.house.close()
+def client_as(dsn: str, guarded: FastAPI) -> ClientAs:
+    def open_one(role: str, queues: Sequence[str] | None = None, name: str | None = None) -> TestClient:
+        return visiting(guarded, Authorization=f"Bearer {add_token(dsn, role, queues, name)}")
 
-
-@pytest.fixture
-def client_as(dsn: str, guarded: FastAPI) -> Iterator[ClientAs]:
-    with contextlib.ExitStack() as opened:
-
-        def open_one(role: str, queues: Sequence[str] | None = None, name: str | None = None) -> TestClient:
-            token = add_token(dsn, role, queues, name)
-            return opened.enter_context(visiting(guarded, Authorization=f"Bearer {token}"))
-
-        yield open_one
+    return open_one

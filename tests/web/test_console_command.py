@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +22,9 @@ from bartleby.surfaces.cli import cli
 from bartleby.surfaces.listening import listening, serve
 from bartleby.surfaces.web import ConsoleSettings, ProxySettings
 from bartleby.surfaces.web.configuring import Serving, load
-from tests.web.conftest import add_token
+from tests.web.conftest import add_token, visiting
 
-OPENAPI = "api/v1/openapi.json"
+OPENAPI = "/api/v1/openapi.json"
 MAIN = "from bartleby.surfaces.cli import main; main()"
 TOML = """
 [console]
@@ -42,82 +41,63 @@ roles = { sre = "operator" }
 """
 
 
-class Running:
-    """A console in its own process."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self.process, self.errors, stderr = process, list[str](), process.stderr
-        self.reading = threading.Thread(target=lambda: self.errors.extend(stderr), daemon=True)
-        self.reading.start()
-        self.url = process.stdout.readline().strip()
-        if not self.url:
-            process.wait(60)
-            self.reading.join(60)
-
-    def get(self, path: str = OPENAPI, **headers: str) -> httpx.Response:
-        names = {name.replace("_", "-"): value for name, value in headers.items()}
-        return httpx.get(self.url + path, headers=names, timeout=60)
-
-
-Command = Callable[..., Running]
+Command = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
 def command(dsn: str, tmp_path: Path) -> Iterator[Command]:
-    """Start `bartleby console` on a free port and wait until it prints its address or ends."""
+    """Start `bartleby console` on a free port."""
     with contextlib.ExitStack() as opened:
 
-        def start(*words: str, address: str = dsn, port: str = "0", code: str = MAIN, **more: str) -> Running:
-            environment = {**os.environ, "BARTLEBY_DSN": address, "PYTHONUNBUFFERED": "1", **more}
-            line = [sys.executable, "-c", code, "console", "--port", port, *words]
-            pipe = subprocess.PIPE
-            process = opened.enter_context(
-                subprocess.Popen(line, env=environment, cwd=tmp_path, text=True, stdout=pipe, stderr=pipe)
-            )
+        def start(code: str = MAIN, **more: str) -> subprocess.Popen[str]:
+            environment = {**os.environ, "BARTLEBY_DSN": dsn, "PYTHONUNBUFFERED": "1", **more}
+            line, pipe = [sys.executable, "-c", code, "console", "--port", "0"], subprocess.PIPE
+            process = subprocess.Popen(line, env=environment, cwd=tmp_path, text=True, stdout=pipe, stderr=pipe)
+            opened.enter_context(process)
             opened.callback(process.kill)
-            return Running(process)
+            return process
 
         yield start
 
 
-def test_console_serves_this_machine_only(command: Command) -> None:
-    running = command("--allow-host", "ops.example")
-    assert re.fullmatch(r"http://localhost:\d+/", running.url)
-    answer = running.get("api/v1/health")
-    assert (answer.json()["status"], "server" in answer.headers) == ("ok", False)
-    for host, status in (("evil.example", 403), ("ops.example", 200)):
-        assert running.get(Host=host).status_code == status, host
-    # uvicorn alone would trust these headers from this machine
-    refused = running.get(X_Forwarded_For="10.0.0.1", X_Forwarded_Proto="https")
-    assert (refused.status_code, "--proxy" in refused.json()["hint"]) == (403, True)
-    second = command(port=running.url.rpartition(":")[2].strip("/"))
-    assert (second.process.returncode, "--port" in "".join(second.errors)) == (1, True)
+@pytest.fixture
+def served(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FastAPI]]:
+    """Return the application that `bartleby console` would serve."""
+    apps: list[FastAPI] = []
+    monkeypatch.setattr("bartleby.surfaces.cli.console.serve", lambda app, *_: apps.append(app))
 
+    def start(*words: str, address: str = dsn) -> FastAPI:
+        done = CliRunner().invoke(cli, ["--dsn", address, "console", "--port", "0", *words])
+        assert done.exit_code == 0, done.output
+        return apps[-1]
 
-def test_console_starts_without_its_database(command: Command) -> None:
-    answer = command(address="host=127.0.0.1 port=1 dbname=x").get("api/v1/health")
-    assert (answer.status_code, answer.json()["status"]) == (503, "database away")
+    yield start
+    for each in apps:
+        each.state.house.close()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_signal_stops_a_console_with_open_streams(command: Command, how: signal.Signals) -> None:
     # no stream ends because it is cut off, or at the next beat
     patient = "from bartleby.surfaces import listening\nfrom bartleby.surfaces.web import live\n"
-    running = command(code=f"{patient}listening._GRACE_SECONDS = live.BEAT = 3600\n{MAIN}")
+    running = command(f"{patient}listening._GRACE_SECONDS = live.BEAT = 3600\n{MAIN}")
+    url = running.stdout.readline().strip() if running.stdout else ""
+    assert re.fullmatch(r"http://localhost:\d+/", url)
     with contextlib.ExitStack() as opened:
-        client = opened.enter_context(httpx.Client(timeout=60))
-        streams = [opened.enter_context(client.stream("GET", f"{running.url}live")).iter_lines() for _ in range(3)]
+        client = opened.enter_context(httpx.Client(base_url=url, timeout=60))
+        answer = client.get("api/v1/health")
+        assert (answer.json()["status"], "server" in answer.headers) == ("ok", False)
+        # uvicorn alone would trust this header from this machine
+        assert client.get(OPENAPI, headers={"X-Forwarded-For": "10.0.0.1"}).status_code == 403
+        streams = [opened.enter_context(client.stream("GET", "live")).iter_lines() for _ in range(3)]
         for lines in streams:
             assert any(each.startswith("event:") for each in lines)  # and not further
-        running.process.send_signal(how)
+        running.send_signal(how)
         for lines in streams:  # each ends without another look at the database
             assert not [each for each in lines if each.startswith("event:")]
-        assert running.process.wait(60) == 0
-    running.reading.join(60)
-    assert running.errors[-1] == "stopped\n"
-    assert not any(each in "".join(running.errors) for each in ("Traceback", "Cancelled", "Cancel "))
+        _, errors = running.communicate(timeout=60)
+    assert (running.returncode, errors.endswith("stopped\n")) == (0, True)
+    assert not any(each in errors for each in ("Traceback", "Cancelled", "Cancel "))
 
 
 def test_signal_that_comes_with_the_address_stops_the_server() -> None:
@@ -139,43 +119,44 @@ def test_signal_that_comes_with_the_address_stops_the_server() -> None:
 
 def test_console_beyond_this_machine_does_not_start_without_authentication(dsn: str) -> None:
     def refused(*words: str) -> None:
-        done = CliRunner().invoke(cli, ["--dsn", dsn, "console", "--port", "0", *words])
+        done = CliRunner().invoke(cli, ["--dsn", dsn, "console", "--port", "0", "--host", *words])
         assert done.exit_code == 1, words
-        text = f"{done.stderr} {done.exception} {getattr(done.exception, 'hint', '')}"
-        assert "bartleby tokens add NAME" in text, words
+        assert "bartleby tokens add NAME" in getattr(done.exception, "hint", ""), words
 
     for words in (["0.0.0.0"], ["::"], ["192.0.2.1", "--proxy", "10.0.0.0/8", "--proxy-user-header", ""]):  # noqa: S104
-        refused("--host", *words)
+        refused(*words)
     add_token(dsn, "admin")
     for words in (["--no-auth"], ["--no-auth", "--proxy", "10.0.0.0/8"]):
-        refused("--host", "0.0.0.0", *words)  # noqa: S104
+        refused("0.0.0.0", *words)  # noqa: S104
 
 
-def test_console_beyond_this_machine_requires_a_token(dsn: str, command: Command) -> None:
-    token = add_token(dsn, "reader")
-    running = command("--host", "0.0.0.0")  # noqa: S104
-    assert running.get().status_code == 401
-    assert running.get(Authorization=f"Bearer {token}").status_code == 200
-    assert running.get(X_Forwarded_User="ann").status_code == 401
-    assert command("--auth").get().status_code == 401
+def test_options_say_who_is_let_in(dsn: str, served: Callable[..., FastAPI]) -> None:
+    def status(app: FastAPI, host: str = "localhost", **headers: str) -> int:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        return visiting(app, host=host).get(OPENAPI, headers=names).status_code
 
-
-def test_console_behind_a_proxy(command: Command) -> None:
+    local = served("--allow-host", "ops.example")
+    assert [status(local, host) for host in ("localhost", "ops.example", "evil.example")] == [200, 200, 403]
+    assert status(served("--auth")) == 401
+    token, beyond = add_token(dsn, "reader"), served("--host", "0.0.0.0")  # noqa: S104
+    assert (status(beyond), status(beyond, X_Forwarded_User="ann")) == (401, 401)
+    assert status(beyond, Authorization=f"Bearer {token}") == 200
     words = ["--proxy", "127.0.0.0/8", "--proxy-user-header", "X-User", "--proxy-roles-header", "X-Groups"]
-    running = command(*words, "--proxy-role", "sre=operator", "--prefix", "/ops/", "--environment", "production")
-    assert running.url.endswith("/ops/")
-    assert running.get(X_User="ann", X_Groups="sre").status_code == 200
-    running.url = running.url.removesuffix("ops/")  # the proxy strips the prefix
-    assert running.get(X_User="ann", X_Groups="sre").status_code == 200
-    assert running.get(X_User="ann").status_code == 401
-    assert running.get("queues").headers["location"] == "/ops/login?next=%2Fops%2Fqueues"
+    behind = served(*words, "--proxy-role", "sre=operator", "--prefix", "/ops/", "--environment", "production")
+    assert (status(behind, X_User="ann", X_Groups="sre"), status(behind, X_User="ann")) == (200, 401)
+    assert visiting(behind).get("/queues").headers["location"] == "/ops/login?next=%2Fops%2Fqueues"
+
+
+def test_console_starts_without_its_database(served: Callable[..., FastAPI]) -> None:
+    answer = visiting(served(address="host=127.0.0.1 port=1 dbname=x")).get("/api/v1/health")
+    assert (answer.status_code, answer.json()["status"]) == (503, "database away")
 
 
 def test_missing_extra_is_named(command: Command, tmp_path: Path) -> None:
     (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError(\"No module named 'fastapi'\", name='fastapi')")
     running = command(PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    assert running.process.returncode == 1
-    assert "pip install 'bartleby[web]'" in "".join(running.errors)
+    assert "pip install 'bartleby[web]'" in running.communicate(timeout=60)[1]
+    assert running.returncode == 1
 
 
 def read(folder: Path, variables: dict[str, str] | None = None, **arguments: object) -> Serving:
@@ -231,7 +212,10 @@ def test_invalid_setting_is_named(tmp_path: Path) -> None:
             read(tmp_path, {name: "x\x1b"})
 
 
-def test_listening_socket_is_known_as_tcp() -> None:
+def test_listening_socket_is_known_as_tcp_and_a_taken_port_is_reported() -> None:
     # asyncio disables Nagle's algorithm only on such sockets: otherwise each answer took 44 ms instead of 1.3 ms
     with listening("127.0.0.1", 0, option="--port") as opened:
         assert opened.proto == socket.IPPROTO_TCP
+        with pytest.raises(InvalidSettings) as refused, listening(*opened.getsockname(), option="--port"):
+            pass
+    assert "--port" in str(refused.value.hint)

@@ -3,7 +3,7 @@
 tests/nightly/embedding serves them, and the one of Django, with uvicorn and behind proxies.
 """
 
-import importlib.util
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,8 @@ def example(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exampl
     monkeypatch.setenv("BARTLEBY_DSN", dsn)
 
     def load(name: str) -> Any:
-        (tmp_path / f"{name}.py").write_text(hosting.examples()[f"{name}.py"])
-        spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module.app
+        (tmp_path / name).write_text(hosting.examples()[name])
+        return runpy.run_path(str(tmp_path / name))["app"]
 
     return load
 
@@ -94,7 +89,7 @@ def check_sessions(visitor: Any, dsn: str) -> None:
 
 
 def test_application_serves_the_console_with_its_users_and_with_tokens(dsn: str, example: Example) -> None:
-    with TestClient(example("fastapi_shop"), base_url="http://localhost", follow_redirects=False) as visitor:
+    with TestClient(example("fastapi_shop.py"), base_url="http://localhost", follow_redirects=False) as visitor:
         check_users(visitor, dsn)
         check_sessions(visitor, dsn)
 
@@ -104,7 +99,7 @@ def test_connections_open_on_demand_and_close_with_the_application(
 ) -> None:
     query = "select from pg_stat_activity where datname = current_database() and application_name = 'bartleby console'"
     fill_queue(dsn)
-    app = example("starlette_shop")
+    app = example("starlette_shop.py")
     for _ in range(2):  # tests of an application start and stop it again and again
         with TestClient(app, follow_redirects=False) as visitor:
             assert visitor.get("/").status_code == 200

@@ -1,117 +1,82 @@
 """A change that is requested twice with one Idempotency-Key is done once and answered as the first time."""
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fastapi import FastAPI, Request
+import psycopg
+import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from starlette.responses import JSONResponse, Response
 
-from bartleby import Client
-from bartleby.errors import InvalidArgument
-from bartleby.surfaces.desk import Desk
-from bartleby.surfaces.web.context import AtDesk
-from bartleby.surfaces.web.writing import once
+from bartleby import Client, WrongState
 from tests.kit.api import API, REASON, body_of, fill_queue, post
-from tests.web.conftest import SAME, ClientAs, OpenConsole, add_token, visiting
+from tests.web.conftest import ClientAs, visiting
 
 KEY = {"Idempotency-Key": "4d1f"}
-PAUSE = f"{API}/test/pause"
+PAUSE = f"{API}/queues/orders/pause"
 
 
-def with_routes(app: FastAPI) -> FastAPI:
-    @app.post(PAUSE)
-    def pause(request: Request, desk: AtDesk, asked: dict[str, Any]) -> Response:
-        def act(desk: Desk) -> Response:
-            desk.queues.pause("orders", reason=asked["reason"])
-            if asked.get("fail"):
-                raise InvalidArgument("not like this")
-            return JSONResponse({"paused": asked["reason"]}, 201, {"Location": "/api/v1/queues/orders"})
-
-        return once(request, desk, act, whole=asked.get("whole", True))
-
-    return app
-
-
-def pauses(client: Client) -> int:
-    return len(client.audit_log(action="queue.pause"))
-
-
-def test_same_request_is_done_once_and_answered_twice(site: FastAPI, client: Client) -> None:
-    visitor = visiting(with_routes(site))
-    for whole in (True, False):
-        asked = {"reason": "ünder load", "whole": whole}
-        headers = {"Idempotency-Key": f"whole {whole}"}
-        before = pauses(client)
-        first = visitor.post(PAUSE, json=asked, headers=headers)
-        client.resume_queue("orders", actor="a test", reason="so that it could be done again")
-        again = visitor.post(PAUSE, json=asked, headers=headers)
-        assert (first.status_code, again.status_code, again.content) == (201, 201, first.content)
-        for name in ("location", "content-type"):
-            assert again.headers[name] == first.headers[name]
-        assert "idempotent-replay" not in first.headers
-        assert again.headers["idempotent-replay"] == "true"
-        assert pauses(client) == before + 1
-        assert not client.queues()[0].paused
-    for headers in ({}, {}, {"Idempotency-Key": "a"}, {"Idempotency-Key": "b"}):
-        assert visitor.post(PAUSE, json=REASON, headers=headers).status_code == 201
-        client.resume_queue("orders", actor="a test", reason="again")
-    assert pauses(client) == 6, "no key, or another key, is another request"
-
-
-def test_every_kind_of_write_is_done_once(browser: TestClient, dsn: str) -> None:
+def test_same_request_is_done_once_and_answered_twice(browser: TestClient, dsn: str) -> None:
     ids = fill_queue(dsn)
+    plan = {"reason": "ünder load", "ids": ids}
     for path, body, status in (
         ("/queues/orders/messages", {"messages": [{"payload": 10**30}]}, 201),
-        ("/replays", {**REASON, "ids": ids}, 201),
-        ("/dead-letters/discard", {**REASON, "ids": ids}, 200),
+        ("/replays", plan, 201),
+        ("/dead-letters/discard", {**REASON, "ids": ids}, 200),  # not in one transaction
     ):
-        key = {"Idempotency-Key": path}
-        first, again = (body_of(browser.post(API + path, json=body, headers=key), status) for _ in range(2))
-        assert first == again, path
+        first, again = (browser.post(API + path, json=body, headers={"Idempotency-Key": path}) for _ in range(2))
+        assert (first.status_code, again.status_code, again.content) == (status, status, first.content), path
+        assert again.headers["content-type"] == first.headers["content-type"] == "application/json", path
+        assert [each.headers.get("idempotent-replay") for each in (first, again)] == [None, "true"], path
     with Client(dsn) as client:
         assert (client.queues()[0].ready, len(client.replays())) == (1, 1)
         assert len(client.audit_log(action="letter.discard")) == 1
-    post(browser, "/queues", 201, name="more")
-    for _ in range(2):
-        body_of(browser.delete(f"{API}/queues/more", params={"reason": "x"}, headers=KEY), 204)
+        for headers in ({}, {}, KEY):
+            body_of(browser.post(f"{API}/replays", json=plan, headers=headers), 201)
+        assert len(client.replays()) == 4, "no key, or another key, is another request"
 
 
-def test_key_belongs_to_one_request_that_succeeded(site: FastAPI, client: Client) -> None:
-    visitor = visiting(with_routes(site))
+def test_key_belongs_to_one_request_that_succeeded(browser: TestClient, client: Client) -> None:
+    drop, asked = f"{API}/queues/later", {"reason": "load"}
     for _ in range(2):
-        answer = visitor.post(PAUSE, json={"reason": "load", "fail": True}, headers=KEY)
-        assert body_of(answer, 422)["detail"] == "not like this"
-    assert (pauses(client), client.queues()[0].paused) == (0, False)
-    assert visitor.post(PAUSE, json={"reason": "load"}, headers=KEY).status_code == 201
-    for path, body in (
-        (PAUSE, {"reason": "other"}),
-        (f"{PAUSE}?x=1", {"reason": "load"}),
-        (f"{API}/queues/orders/resume", {"reason": "load"}),
-    ):
-        other = visitor.post(path, json=body, headers=KEY)
+        body_of(browser.delete(drop, params=asked, headers=KEY), 404)
+    client.create_queue("later")
+    for _ in range(2):
+        body_of(browser.delete(drop, params=asked, headers=KEY), 204)
+    for method, path, query in (("DELETE", drop, REASON), ("DELETE", f"{drop}s", asked), ("POST", PAUSE, {})):
+        other = browser.request(method, path, params=query, json=asked if method == "POST" else None, headers=KEY)
         assert body_of(other, 422)["type"] == "urn:bartleby:key-reused", path
+    body_of(browser.post(PAUSE, json=asked, headers={"Idempotency-Key": "pause"}))
+    other = browser.post(PAUSE, json=REASON, headers={"Idempotency-Key": "pause"})
+    assert body_of(other, 422)["type"] == "urn:bartleby:key-reused", "another body"
     for key in ("", "x" * 201, "a\tb", "ü"):
-        answer = visitor.post(PAUSE, json={"reason": "load"}, headers={b"Idempotency-Key": key.encode()})
+        answer = browser.post(PAUSE, json=asked, headers={b"Idempotency-Key": key.encode()})
         assert "Idempotency-Key" in body_of(answer, 422)["detail"], key
-    assert (pauses(client), client.queues()[0].paused) == (1, True)
 
 
-def test_keys_of_principals_are_separate(client_as: ClientAs, guarded: FastAPI, client: Client) -> None:
-    with_routes(guarded)
+def test_change_and_its_kept_answer_are_one_transaction(
+    browser: TestClient, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise WrongState("the answer cannot be kept")
+
+    monkeypatch.setattr("bartleby.surfaces.web.writing._Taken._keep", fail)
+    body_of(browser.post(PAUSE, json=REASON, headers=KEY), 409)
+    assert (client.queues()[0].paused, client.audit_log(action="queue.pause")) == (False, [])
+    monkeypatch.undo()
+    assert "idempotent-replay" not in browser.post(PAUSE, json=REASON, headers=KEY).headers
+
+
+def test_keys_of_principals_are_separate(client_as: ClientAs, client: Client) -> None:
     visitors = [client_as("operator", name="ann"), client_as("operator", name="bob"), client_as("admin", name="ann")]
     for visitor in visitors:
         assert "idempotent-replay" not in visitor.post(PAUSE, json=REASON, headers=KEY).headers
-        client.resume_queue("orders", actor="a test", reason="again")
-    assert pauses(client) == 3
     again = client_as("operator", name="ann").post(PAUSE, json=REASON, headers=KEY)
     assert again.headers["idempotent-replay"] == "true", "a second token of the same name and role"
     for role in ("reader", "agent"):
         refused = client_as(role)
         assert [refused.post(PAUSE, json=REASON, headers=KEY).status_code for _ in range(2)] == [403, 403]
-    assert pauses(client) == 3
     assert [each.actor for each in client.audit_log(action="access.refuse")] == ["agent:agent"] * 2
 
 
@@ -134,39 +99,17 @@ def test_refusals_of_an_agent_stay_in_the_audit_log_with_a_key(client_as: Client
 
 
 def test_second_of_two_simultaneous_requests_waits_for_the_first(
-    site: FastAPI, client: Client, wait_for: Callable[[Callable[[], object]], None], is_waiting: Callable[[], bool]
+    site: FastAPI, dsn: str, wait_for: Callable[[Callable[[], object]], None], conn: psycopg.Connection[Any]
 ) -> None:
-    go_on, began = threading.Event(), threading.Event()
-
-    @site.post("/api/v1/test/slow")
-    def slow(request: Request, desk: AtDesk) -> Response:
-        def act(desk: Desk) -> Response:
-            desk.queues.pause("orders", reason="slowly")
-            began.set()
-            go_on.wait(60)
-            return JSONResponse({"done": True})
-
-        return once(request, desk, act)
-
+    asked = {**REASON, "ids": fill_queue(dsn)}
+    waiting = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
     with ThreadPoolExecutor(2) as callers:
-        first = callers.submit(visiting(site).post, "/api/v1/test/slow", headers=KEY)
-        assert began.wait(60)
-        second = callers.submit(visiting(site).post, "/api/v1/test/slow", headers=KEY)
-        wait_for(is_waiting)
-        go_on.set()
-        answers = [each.result(60) for each in (first, second)]
-    assert [each.headers.get("idempotent-replay", "") for each in answers] == ["", "true"]
-    assert ([each.json() for each in answers], pauses(client)) == ([{"done": True}] * 2, 1)
-
-
-def test_two_consoles_share_sessions_and_keys(dsn: str, client: Client, open_console: OpenConsole) -> None:
-    visitors = [visiting(open_console()) for _ in range(2)]
-    signed = visitors[0].post("/login", data={"secret": add_token(dsn, "operator")}, headers=SAME)
-    for each in visitors:
-        each.headers["Cookie"] = signed.headers["set-cookie"].partition(";")[0]
-    path = f"{API}/queues/orders/pause"
-    first, second = (each.post(path, json=REASON, headers={**SAME, **KEY}) for each in visitors)
-    assert (first.status_code, first.text) == (second.status_code, second.text)
-    assert (second.headers["idempotent-replay"], pauses(client)) == ("true", 1)
-    visitors[1].post("/logout", headers=SAME)
-    assert visitors[0].get("/queues").status_code == 303, "signed out of both"
+        with psycopg.connect(dsn) as locking:
+            locking.execute("lock table bartleby.replay")
+            both = [callers.submit(visiting(site).post, f"{API}/replays", json=asked, headers=KEY) for _ in range(2)]
+            wait_for(lambda: conn.execute(waiting).rowcount == 2)
+        answers = [each.result(60) for each in both]
+    assert sorted(each.headers.get("idempotent-replay", "") for each in answers) == ["", "true"]
+    assert [each.status_code for each in answers] == [201, 201]
+    with Client(dsn) as client:
+        assert len(client.replays()) == 1

@@ -1,5 +1,6 @@
 """Pages and forms of the console over HTTP, without a browser."""
 
+import json
 import re
 import shlex
 import time
@@ -12,10 +13,9 @@ from typing import Any
 import click
 import psycopg
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from bartleby import Client, Failure
+from bartleby import Client
 from bartleby.measures import policy
 from bartleby.surfaces import web
 from bartleby.surfaces.cli import cli
@@ -25,7 +25,7 @@ from bartleby.surfaces.web.pages.words import FIELDS
 from tests.kit.api import shorten_searches
 from tests.kit.burying import bury, statuses
 from tests.kit.shop import furnish
-from tests.web.conftest import SAME, ClientAs, visiting
+from tests.web.conftest import SAME, ClientAs
 
 BY: dict[str, Any] = {"actor": "ana", "reason": "testing"}
 HTMX = {**SAME, "HX-Request": "true"}
@@ -37,10 +37,6 @@ def send(browser: TestClient, path: str, headers: dict[str, str] = SAME, /, **da
     return browser.post(path, data={"reason": "a test", **data}, headers=headers)
 
 
-def text_of(page: str) -> str:
-    return unescape(re.sub(r"<[^>]*>", "", page))
-
-
 def test_notice_of_an_action_is_shown_once_on_the_next_whole_page(browser: TestClient, client: Client) -> None:
     (letter,) = bury(client, [{"n": 1}])
     path, notice = f"/letters/{letter}", f"Letter {letter} is discarded."
@@ -49,17 +45,13 @@ def test_notice_of_an_action_is_shown_once_on_the_next_whole_page(browser: TestC
     for part, target in (("/", "section#verdict"), (path, "div#page"), (new, "div#newer")):
         answer = browser.get(part, headers={"HX-Request": "true", "HX-Target": target})
         assert (answer.status_code, notice in answer.text, "set-cookie" in answer.headers) == (200, False, False), part
-    whole = {"HX-Request": "true", "HX-Target": "main#main"}
-    shown = browser.get(path, headers=whole).text
-    assert notice in shown
-    assert ">Undo<" in shown
-    assert "<b>spam</b>" not in shown
-    assert notice not in browser.get(path, headers=whole).text
+    shown, later = (browser.get(path, headers={"HX-Request": "true", "HX-Target": "main#main"}).text for _ in range(2))
+    assert [text in shown for text in (notice, ">Undo<", "<b>spam</b>")] == [True, True, False]
+    assert notice not in later
     for forged in ("nonsense", "eyJ0ZXh0IjogIjxzY3JpcHQ-IiwgInRvbmUiOiAiZ29vZCJ9", "W10="):
         browser.cookies.set("bartleby_told", forged)
         answer = browser.get("/queues")
-        assert answer.status_code == 200
-        assert "<script>" not in answer.text.partition("</head>")[2]
+        assert (answer.status_code, "<script>" in answer.text.partition("</head>")[2]) == (200, False)
         browser.cookies.clear()
 
 
@@ -93,30 +85,46 @@ def test_all_matching_letters_are_planned_or_discarded_only_if_as_many_as_shown(
 ) -> None:
     letters = bury(client, [{"n": n} for n in range(60)])
     assert 'data-matching="60"' in browser.get("/letters?filter=queue:orders").text
-    chosen = {"filter": "queue:orders", "ids": [str(each) for each in letters[:50]], "matching": "true", "looked": "59"}
-    made = send(browser, "/operations", **chosen)
+    ticked = {"filter": "queue:orders", "ids": [str(each) for each in letters[:50]]}
+    every = {**ticked, "matching": "true", "looked": "59"}
+    made = send(browser, "/operations", **every)
     plan = client.replays(limit=1)[0]
     assert (made.status_code, plan.items, plan.filter) == (303, 60, "queue:orders")
     shown = browser.get(made.headers["location"]).text
     assert "60 letters are frozen in this plan; 59 fitted when you looked." in shown
-    asked = send(browser, "/letters/confirm", **chosen, deed="discard").text
-    assert "Discard 60 letters?" in asked
+    assert "Discard 50 letters?" in send(browser, "/letters/confirm", **ticked, deed="discard").text
+    asked = send(browser, "/letters/confirm", **every, deed="discard").text
     assert 'name="expected" value="60"' in asked
     bury(client, [{"n": 60}])
-    assert send(browser, "/letters/deed", deed="discard", filter="queue:orders", expected="60").status_code == 409
+    refused = send(browser, "/letters/deed", deed="discard", filter="queue:orders", expected="60")
+    meanwhile = "60 letters were looked at, and now the filter finds 61"
+    assert (refused.status_code, meanwhile in refused.text) == (409, True)
     assert statuses(client, letters) == ["dead"] * 60
-    del chosen["matching"]  # without it, the ticked letters are meant
-    assert "Discard 50 letters?" in send(browser, "/letters/confirm", **chosen, deed="discard").text
+
+
+def test_many_letters_are_replayed_or_discarded_only_if_their_number_is_typed(
+    browser: TestClient, client: Client
+) -> None:
+    bury(client, [{"n": n} for n in range(120)])
+    plan = client.find_replay(client.plan_replay("queue:orders", **BY))
+    assert plan is not None
+    start: tuple[str, dict[str, str]] = (f"/operations/{plan.id}/start", {"hash": plan.hash})
+    for path, form in (start, ("/letters/deed", {"deed": "discard", "filter": "queue:orders", "expected": "120"})):
+        refused = send(browser, path, **form, typed="12")
+        assert (refused.status_code, "type 120" in refused.text) == (422, True), path
+    assert (client.replays()[0].status, client.queues()[0].dead) == ("draft", 120)
+    assert "To be sure, type 120" in browser.get(f"/operations/{plan.id}").text
+    assert send(browser, start[0], **start[1], typed="120").is_redirect
 
 
 def test_action_returns_to_its_list_and_the_audit_page_undoes_it(browser: TestClient, client: Client) -> None:
     letters = bury(client, [{"n": n} for n in range(2)], key="order-1")
-    chosen: dict[str, Any] = {"deed": "discard", "filter": "key:order-1", "ids": [str(each) for each in letters]}
-    assert 'name="back" value="key:order-1"' in send(browser, "/letters/confirm", **chosen).text
+    chosen: dict[str, Any] = {"deed": "discard", "ids": [str(each) for each in letters]}
+    asked = send(browser, "/letters/confirm", **chosen, filter="key:order-1").text
+    assert 'name="back" value="key:order-1"' in asked
     back = "/letters?filter=key%3Aorder-1"
-    done = send(browser, "/letters/deed", **{**chosen, "filter": ""}, back="key:order-1", expected="2")
+    done = send(browser, "/letters/deed", **chosen, filter="", back="key:order-1", expected="2")
     assert (done.headers["location"], statuses(client, letters)) == (back, ["discarded"] * 2)
-    assert "Restore 2 letters?" in send(browser, "/letters/confirm", deed="restore", filter='-error:"status: 500"').text
     request = client.audit_log(action="letter.discard")[0].request_id
     for path in ("/audit", "/"):
         assert f'name="request_id" value="{request}"' in browser.get(path).text
@@ -127,8 +135,6 @@ def test_action_returns_to_its_list_and_the_audit_page_undoes_it(browser: TestCl
     client.hold(letters, **BY)
     listed = browser.get("/letters?filter=held:yes").text
     assert ("Release 2 …" in listed, 'value="hold"' in listed) == (True, False)
-    asked = unescape(send(browser, "/letters/confirm", deed="release", filter="held:yes").text)
-    assert "bartleby hold held:yes --off --reason" in asked
     send(browser, "/letters/deed", deed="release", filter="held:yes", expected="2")
     assert not [each for each in client.dead_letters(limit=3) if each.held_at]
 
@@ -140,19 +146,15 @@ def test_letter_page_has_its_story_and_edits_without_revealed_secrets(
     path = f"/letters/{letter}"
     conn.execute("update bartleby.dead_letter set created_at = '2026-01-05 23:00Z'")
     conn.execute("update bartleby.attempt set failed_at = '2026-01-07 01:00Z'")
-
-    def days() -> list[tuple[str, str]]:
-        story = browser.get(path).text.partition('id="story"')[2].partition("</ol>")[0]
-        return re.findall(r'<time class="day"[^>]*?( hidden)?>([-\d]+)</time>', story)
-
-    assert days() == [("", "2026-01-05"), ("", "2026-01-07")]
-    assert f"bartleby repro {letter}" in browser.get(path).text
     client.hold([letter], **BY)
     held = browser.get(path).text
     assert "It is on hold: neither replayed nor discarded" in held
     assert "replay it" not in held
     client.hold([letter], on=False, **BY)
-    assert [hidden for hidden, _ in days()] == ["", "", "", " hidden"], "a day is shown once"
+    story = browser.get(path).text.partition('id="story"')[2].partition("</ol>")[0]
+    days = re.findall(r'<time class="day"[^>]*?( hidden)?>([-\d]+)</time>', story)
+    assert [day for _, day in days[:2]] == ["2026-01-05", "2026-01-07"]
+    assert [hidden for hidden, _ in days] == ["", "", "", " hidden"], "a day is shown once"
     shown = send(browser, f"{path}/reveal").text
     edited = re.search(r'<textarea name="payload"[^>]*>(.*?)</textarea>', shown, re.DOTALL)
     assert "hunter2" in shown
@@ -169,8 +171,7 @@ def test_group_is_split_and_merged_and_a_merge_is_taken_back(browser: TestClient
     bury(client, [{"currency": each} for each in ["JPY"] * 249 + ["EUR"]], error="'a'")
     first = client.groups()[0].id
     page = browser.get(f"/groups/{first}").text
-    for words, shown in (('name="looked" value="250"', True), ("Discard 250 letters…", True), ("of the newest", False)):
-        assert (words in page) == shown, words
+    assert ('name="looked" value="250"' in page, "of the newest" in page) == (True, False)
     bury(client, [{"currency": "EUR"}], error="'a'")
     assert "of the newest 250<" in browser.get(f"/groups/{first}").text
     made = send(browser, f"/groups/{first}/split", path="payload.currency", value='"EUR"').headers["location"]
@@ -178,20 +179,15 @@ def test_group_is_split_and_merged_and_a_merge_is_taken_back(browser: TestClient
     assert [each.dead for each in client.groups()] == [249, 2]
     second = made.removeprefix("/groups/")
     assert send(browser, f"/groups/{first}/merge", into=second).headers["location"] == made
-    assert [each.dead for each in client.groups()] == [251]
     rule = client.group_rules()[0].id
     assert f"Take back rule {rule}" in browser.get(made).text
     assert send(browser, f"{made}/rules/{rule}/remove").status_code == 303
     assert rule not in {each.id for each in client.group_rules()}
-    assert send(browser, f"{made}/rules/999/remove").status_code == 404
     client.discard([each.message_id for each in client.dead_letters("queue:orders", limit=500)], **BY)
-    page = browser.get(made).text
-    headline = text_of(re.search(r"<h1.*?</h1>", page, re.DOTALL)[0])  # type: ignore[index]
-    assert headline.count("KeyError") == 1, headline
-    assert "It has no dead letters any more." in page
+    assert "It has no dead letters any more." in browser.get(made).text
 
 
-def test_plan_with_changed_letters_starts_only_if_drift_is_accepted(
+def test_plan_with_changed_letters_starts_only_if_drift_is_accepted_and_is_steered(
     browser: TestClient, client: Client, client_as: ClientAs, conn: Connection
 ) -> None:
     letters = bury(client, [{"n": n} for n in range(3)])
@@ -212,28 +208,38 @@ def test_plan_with_changed_letters_starts_only_if_drift_is_accepted(
     for caller, named in ((browser, True), (client_as("operator", ["orders"]), False)):
         second = send(caller, f"{path}/start", hash=plan.hash)
         assert (second.status_code, starter in second.text, "started by" in second.text) == (409, named, named)
+    for verb, button, state in (
+        ("pause", f"Pause replay {plan.id}", "paused"),
+        ("resume", "Resume: 3 letters to go", "running"),
+        ("cancel", f"Cancel replay {plan.id}", "cancelled"),
+    ):
+        assert button in browser.get(path).text
+        assert send(browser, f"{path}/{verb}").is_redirect
+        assert client.replays(limit=1)[0].status == state
 
 
-def test_remaining_letters_of_a_plan_are_planned_again(browser: TestClient, client: Client) -> None:
+def test_remaining_letters_of_a_plan_with_a_patch_are_planned_again(browser: TestClient, client: Client) -> None:
     letters = bury(client, [{"n": n, "exact": 0.1} for n in range(8)])
     patch = [{"op": "replace", "path": "/n", "value": 9}]
-    first = client.plan_replay(ids=letters, patch=patch, canary=2, rate=1e6, tolerance=0.25, **BY)
-    path = f"/operations/{first}"
+    form = {"ids": [str(each) for each in letters], "patch": json.dumps(patch)}
+    path = send(browser, "/operations", **form, canary="2", rate="1e6", tolerance="0.25").headers["location"]
+    first = client.replays(limit=1)[0].id
+    draft = browser.get(path).text
+    assert "2 go first; if more than 25 % of them die again, the rest is left alone" in draft
+    assert draft.count('<ins class="new-text">9</ins>') == 5, "of five letters"
     assert send(browser, f"{path}/again").status_code == 422
     client.start_replay(first, **BY)
     client.advance_replays()
-    lease = client.claim("orders", "web-1", limit=10)
-    assert lease is not None
-    client.fail(lease.id, [Failure(each.position, "TypeError", "still broken", verdict="dead") for each in lease])
+    bury(client, [], kind="TypeError", error="still broken")
     client.advance_replays()
     shown = browser.get(path).text
     group = next(each.id for each in client.groups(limit=10) if each.error_type == "TypeError")
     for words in (
-        "It stopped by itself: too many died again.", "6 left dead", "Plan a replay of 6 letters",
+        "It stopped by itself: too many died again.", "6 left dead", "Plan a replay of 6 letters", "still broken</td>",
         f'href="/groups/{group}">group {group}: TypeError, 2</a>',
     ):  # fmt: skip
         assert words in shown
-    assert "waiting" not in text_of(shown.partition("<main")[2])
+    assert "waiting" not in re.sub(r"<[^>]*>", "", shown.partition("<main")[2])
     made = send(browser, f"{path}/again")
     second = client.replays(limit=1)[0]
     assert made.headers["location"] == f"/operations/{second.id}"
@@ -257,9 +263,7 @@ def test_filter_suggestions_are_those_of_the_grammar_and_of_the_own_queues(
     assert (every["types"], every["paths"]) == (['"Odd Error"'], ["payload.to"])
 
 
-def test_token_is_shown_once_and_only_admins_manage_tokens(
-    client: Client, client_as: ClientAs, guarded: FastAPI
-) -> None:
+def test_token_is_shown_once_and_only_admins_manage_tokens(client: Client, client_as: ClientAs) -> None:
     admin, operator = client_as("admin"), client_as("operator")
     asked = {"name": "ci", "role": "reader", "days": "30", "queues": "orders"}
     made = send(admin, "/tokens", **asked)
@@ -268,7 +272,6 @@ def test_token_is_shown_once_and_only_admins_manage_tokens(
     assert secret not in f"{made.headers}{admin.get('/tokens').text}"
     token = next(each for each in client.tokens() if each.name == "ci")
     assert (token.role, token.queues) == ("reader", ["orders"])
-    assert visiting(guarded, Authorization=f"Bearer {secret}").get("/letters").status_code == 200
     assert send(admin, f"/tokens/{token.id}/revoke").status_code == 303
     for wrong in ({"role": "king"}, {"days": "-1"}, {"name": ""}):
         assert send(admin, "/tokens", **{**asked, **wrong}).status_code == 422, wrong
@@ -305,9 +308,13 @@ def test_pages_of_queues_sinks_workers_and_filters_say_what_they_wait_for(
     assert "Drain gone<" not in browser.get("/workers").text
 
 
-def test_queue_is_paused_for_a_time(browser: TestClient, client: Client) -> None:
-    done = send(browser, "/queues/orders/pause", minutes="15", back="/groups/7")
-    assert (done.status_code, done.headers["location"]) == (303, "/groups/7")
+def test_queue_is_paused_for_a_time_from_its_group_and_resumed(browser: TestClient, client: Client) -> None:
+    bury(client, [1])
+    group = f"/groups/{client.groups()[0].id}"
+    assert 'action="/queues/orders/pause"' in browser.get(group).text
+    done = send(browser, "/queues/orders/pause", minutes="15", back=group)
+    assert (done.status_code, done.headers["location"]) == (303, group)
+    assert 'action="/queues/orders/resume"' in browser.get(group).text
     until = client.queues()[0].paused_until
     assert until is not None
     assert timedelta(0) < until - datetime.now(UTC) <= timedelta(minutes=15)
@@ -322,7 +329,6 @@ def test_queue_is_paused_for_a_time(browser: TestClient, client: Client) -> None
 def test_retry_delays_on_the_page_are_those_of_the_database(client: Client, conn: Connection) -> None:
     question = "select extract(epoch from bartleby.retry_delay(q, %s))::float8 from bartleby.queue q"
     for changes in (
-        {},
         {"backoff": "fixed", "base": 7},
         {"backoff": "quadratic", "base": 2, "cap": 40},
         {"backoff": "schedule", "schedule": [1, 5, 60]},
@@ -336,7 +342,6 @@ def test_retry_delays_on_the_page_are_those_of_the_database(client: Client, conn
         for attempt in (1, 2, 3, 4, 9, 20_000):
             (expected,) = conn.execute(question, [attempt]).fetchone() or (None,)
             assert found.delay(attempt) == pytest.approx(expected), (changes, attempt)
-    assert client.run(policy("nothing")) is None
 
 
 def test_times_in_sentences_are_utc_in_every_time_zone(
@@ -390,9 +395,8 @@ def test_long_search_is_shown_part_by_part_without_loss_or_repetition(
         assert ids_of(shown) == wanted, sort
         assert ids_of(shown[:1]) != wanted, sort
         assert all(re.search("Looked (back|up) to ", text) for text in shown[:-1])
-        assert "Looked" not in shown[-1]
-        assert "<strong>5</strong> found<" in shown[-1]
         assert " found so far<" in shown[0]
+        assert ("Looked" in shown[-1], "<strong>5</strong> found<" in shown[-1]) == (False, True)
         link = re.search(r'<a href="(/letters\?[^"]*)">Look further', shown[0])  # for browsers without scripts
         assert link is not None
         assert "have=" not in link[1]
@@ -402,32 +406,27 @@ def test_long_search_is_shown_part_by_part_without_loss_or_repetition(
     monkeypatch.setattr(letters_page, "_PAGE", 3)
     *_, last = shown = list(parts_of(browser, "/letters?filter=error:rare"))
     assert ids_of(shown) == rare[:1:-1]
+    assert "<strong>3+</strong> found " in last
     onward = re.search(r'rel="next" href="([^"]*)"', last)
     assert onward is not None
-    assert "<strong>3+</strong> found " in last
     rest = list(parts_of(browser, unescape(onward[1])))
     assert ids_of(rest) == rare[1::-1]
-    assert 'hx-select-oob="#paging"' in rest[0], "the first page has shown the count"
     assert not any("No letter fits" in text for text in rest)
 
 
-def parse(words: list[str]) -> None:
+def parse(command: click.Command, words: list[str], parent: click.Context | None = None) -> None:
     """Parse a command line as click does, without running it."""
-    command: click.Command = cli
-    name, arguments, context = words[0], words[1:], None
-    while True:
-        context = command.make_context(name, list(arguments), parent=context)
-        rest = [*context._protected_args, *context.args]
-        if not isinstance(command, click.Group) or not rest:
-            return
-        found, inner, arguments = command.resolve_command(context, rest)
+    context = command.make_context(words[0], words[1:], parent=parent)
+    rest = [*context._protected_args, *context.args]
+    if isinstance(command, click.Group) and rest:
+        name, inner, arguments = command.resolve_command(context, rest)
         assert inner is not None
-        name, command = found or name, inner
+        parse(inner, [name or words[0], *arguments], context)
 
 
 def test_every_command_that_a_page_offers_can_be_typed(browser: TestClient, dsn: str) -> None:
     with pytest.raises(click.NoSuchOption):
-        parse(["bartleby", "sinks", "add", "a", "webhook", "--set", "b=c"])
+        parse(cli, ["bartleby", "sinks", "add", "a", "webhook", "--set", "b=c"])
     with Client(dsn) as client:
         ids = furnish(client)
         client.split_group(ids["group"], "payload.order.currency", "JPY", actor="ana", reason="another bug")
@@ -444,9 +443,6 @@ def test_every_command_that_a_page_offers_can_be_typed(browser: TestClient, dsn:
     assert len(seen) > 50
     for each in sorted(seen):
         try:
-            parse(shlex.split(each))
+            parse(cli, shlex.split(each))
         except click.ClickException as error:
             pytest.fail(f"{each}: {error.format_message()}")
-    verbs = {" ".join(shlex.split(each)[1:3]) for each in seen}
-    wanted = ("groups split", "groups rules", "workers drain", "tokens revoke", "sinks reconcile", "queues pause")
-    assert set(wanted) <= verbs
