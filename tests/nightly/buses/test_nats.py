@@ -18,8 +18,19 @@ from nats.js.api import DiscardPolicy, StreamConfig
 
 from bartleby.sinks import open_publisher
 from bartleby.sinks.nats import NatsPublisher
-from bartleby.sinks.publisher import Published
-from tests.kit.sinks.conformance import PATIENT, TIMEOUT, event, events, ids_of, named, publish_all, stored_ids, why
+from bartleby.sinks.publisher import Published, Publisher
+from tests.kit.sinks.conformance import (
+    PATIENT,
+    TIMEOUT,
+    Open,
+    event,
+    events,
+    ids_of,
+    named,
+    publish_all,
+    stored_ids,
+    why,
+)
 from tests.kit.sinks.harness_nats import NAMES, Cluster, Harness, connected, server
 from tests.kit.sinks.servers import free_port, until
 
@@ -27,27 +38,9 @@ Guarded: TypeAlias = Callable[[str], Awaitable[int]]
 pytestmark = pytest.mark.skipif(Harness.missing() is not None, reason=str(Harness.missing()))
 
 
-@pytest.fixture
-async def sink(tmp_path: Path) -> AsyncIterator[Harness]:
-    made = Harness(tmp_path)
-    try:
-        await made.start()
-        yield made
-    finally:
-        await made.stop()
-
-
-@pytest.fixture
-async def publisher(sink: Harness) -> AsyncIterator[NatsPublisher]:
-    made = opened(sink)
-    yield made
-    await made.close()
-
-
-def opened(sink: Harness, timeout: float = PATIENT, **changes: object) -> NatsPublisher:
-    made = sink.publisher(timeout, **changes)
-    assert isinstance(made, NatsPublisher)
-    return made
+async def reason(publisher: Publisher) -> str:
+    (outcome,) = await publisher.publish([event(1)])
+    return why(outcome)
 
 
 async def add_stream(sink: Harness, **settings: Any) -> None:
@@ -55,85 +48,65 @@ async def add_stream(sink: Harness, **settings: Any) -> None:
         await client.jetstream().add_stream(StreamConfig(**settings))
 
 
-async def test_missing_stream_is_a_failure_or_created(sink: Harness, publisher: NatsPublisher) -> None:
-    strict = opened(sink, create=False)
-    reason = why((await strict.publish([event(1)]))[0])
-    assert "no stream takes subject bartleby.dead_letter.created" in reason
-    await add_stream(sink, name="bartleby", subjects=["bartleby.>"])
-    assert named(await strict.publish([event(1)])) == ["Published"]
-    await strict.close()
+async def test_missing_stream_is_a_failure_or_created(sink: Harness, opened: Open) -> None:
+    strict, publisher = opened(create=False), opened(subjects=["bartleby.>", "more.>"])
+    assert "no stream takes subject bartleby.dead_letter.created" in await reason(strict)
+    assert await stored_ids(publisher) == []
     assert named(await publisher.publish(events(3))) == ["Published"] * 3
+    assert named(await strict.publish([event(4)])) == ["Published"]
     async with connected([sink.port]) as client:
+        config = (await client.jetstream().stream_info("bartleby")).config
+        assert (config.subjects, config.num_replicas, config.storage) == (["bartleby.>", "more.>"], 1, "file")
         await client.jetstream().delete_stream("bartleby")
-    assert "no stream takes subject" in why((await publisher.publish([event(4)]))[0])
+    assert "no stream takes subject" in await reason(publisher)
     assert named(await publisher.publish([event(4)])) == ["Published"], "it is created again"
     assert await stored_ids(publisher) == [event(4)["id"]]
 
 
-async def test_stream_is_created_with_its_subjects(sink: Harness) -> None:
-    subjects = ["dead.>", "died.>"]
-    publisher = opened(sink, stream="letters", subject="dead.{event}.{queue}", subjects=subjects)
-    odd = {**event(1), "data": {"queue": "> >"}}
-    assert named(await publisher.publish([odd, event(2)])) == ["Published"] * 2
-    async with connected([sink.port]) as client:
-        config = (await client.jetstream().stream_info("letters")).config
-        found = [(await client.jetstream().get_msg("letters", seq)).subject for seq in (1, 2)]
-    assert (config.subjects, config.num_replicas, config.storage) == (subjects, 1, "file")
-    assert found == ["dead.dead_letter.created.___", "dead.dead_letter.created.orders"]
-    await publisher.close()
-
-
-async def test_limits_of_server_and_stream_refuse_one_event_alone(sink: Harness, publisher: NatsPublisher) -> None:
+async def test_limits_of_server_and_stream_refuse_one_event_alone(sink: Harness, opened: Open) -> None:
+    publisher = opened()
     await publisher.publish([event(1)])
+    assert isinstance(publisher, NatsPublisher)
     fixed = publisher._message(event(2, data_bytes=1)).size - 1
     outcomes = await publisher.publish([event(2, data_bytes=65536 - fixed), event(3, data_bytes=65537 - fixed)])
     assert named(outcomes) == ["Published", "Refused"]
     assert why(outcomes[1]) == "65537 bytes with its headers; the server takes 65536"
-    await add_stream(sink, name="small", subjects=["small.>"], max_msg_size=2000)
-    small = opened(sink, stream="small", subject="small.{event}")
+    full = {"max_msgs": 2, "discard": DiscardPolicy.NEW}
+    await add_stream(sink, name="small", subjects=["small.>"], max_msg_size=2000, **full)
+    small = opened(stream="small", subject="small.{event}")
     outcomes = await small.publish([event(1), event(2, data_bytes=3000), event(3)])
     assert named(outcomes) == ["Published", "Refused", "Published"]
     assert "message size exceeds maximum allowed" in why(outcomes[1])
-    await small.close()
-
-
-async def test_full_stream_is_waited_for(sink: Harness, publisher: NatsPublisher) -> None:
-    await add_stream(sink, name="bartleby", subjects=["bartleby.>"], max_msgs=2, discard=DiscardPolicy.NEW)
-    outcomes = await publisher.publish(events(3))
-    assert named(outcomes) == ["Published", "Published", "Failed"]
-    assert "maximum messages exceeded" in why(outcomes[2])
+    (outcome,) = await small.publish([event(4)])
+    assert named([outcome]) == ["Failed"], "a full stream is waited for"
+    assert "maximum messages exceeded" in why(outcome)
     async with connected([sink.port]) as client:
-        await client.jetstream().purge_stream("bartleby")
-    assert named(await publisher.publish([event(3)])) == ["Published"]
+        await client.jetstream().purge_stream("small")
+    assert named(await small.publish([event(4)])) == ["Published"]
 
 
-async def test_answer_that_is_not_from_the_stream_is_a_failure(sink: Harness) -> None:
-    await add_stream(sink, name="another", subjects=["bartleby.>"])
-    strict, creating = opened(sink, create=False), opened(sink)
-    reason = why((await strict.publish([event(1)]))[0])
-    assert "expected stream does not match: another stream has this subject" in reason
-    assert "overlap" in why((await creating.publish([event(1)]))[0])
-
+async def test_answer_that_is_not_from_the_stream_is_a_failure(sink: Harness, opened: Open) -> None:
     async def answer(message: Msg) -> None:
         await message.respond(b"42")
 
-    answered = opened(sink, create=False, subject="questions.{type}")
-    silent = opened(sink, TIMEOUT, create=False, subject="silence.{type}")
+    await add_stream(sink, name="another", subjects=["bartleby.>"])
+    strict = opened(create=False)
+    assert "expected stream does not match: another stream has this subject" in await reason(strict)
+    assert "overlap" in await reason(opened())
     async with connected([sink.port]) as client:
         await client.subscribe("questions.>", cb=answer)
         await client.subscribe("silence.>")
         await client.flush()
-        assert "something that is no stream" in why((await answered.publish([event(1)]))[0])
-        assert f"not confirmed within {TIMEOUT:g} s" in why((await silent.publish([event(1)]))[0])
-    for each in (strict, creating, answered, silent):
-        await each.close()
+        answered = opened(create=False, subject="questions.{type}")
+        assert "something that is no stream" in await reason(answered)
+        silent = opened(TIMEOUT, create=False, subject="silence.{type}")
+        assert f"not confirmed within {TIMEOUT:g} s" in await reason(silent)
 
 
-async def test_event_is_stored_once_and_messages_of_others_have_no_id(sink: Harness, publisher: NatsPublisher) -> None:
-    assert await stored_ids(publisher) == [], "there is no stream yet"
+async def test_event_is_stored_once_and_messages_of_others_have_no_id(sink: Harness, opened: Open) -> None:
+    publisher = opened()
     await publish_all(publisher, events(1200))
-    (again,) = await publisher.publish([event(1)])
-    assert again == Published("bartleby 1 (had it)")
+    assert await publisher.publish([event(1)]) == [Published("bartleby 1 (had it)")]
     async with connected([sink.port]) as client:
         await client.jetstream().publish("bartleby.by.another.client", b"{}")
     batch = [event(number, data_bytes=30_000) for number in range(1201, 1501)]  # larger than the buffers
@@ -151,9 +124,9 @@ async def test_servers_are_tried_in_turn_and_named_without_password(sink: Harnes
     assert named(outcomes) == ["Published"] * 10
     await publisher.close()
     await sink.stop()
-    reason = why((await publisher.publish([event(1)]))[0])
-    assert [f"127.0.0.1:{port}: " in reason for port in ports] == [True] * 3
-    assert "hush" not in reason
+    found = await reason(publisher)
+    assert [f"127.0.0.1:{port}: " in found for port in ports] == [True] * 3
+    assert "hush" not in found
     silent.close()
     assert accepted
     for writer in accepted:
@@ -192,19 +165,18 @@ async def test_password_token_and_permissions(guarded: Guarded, monkeypatch: pyt
     port = await guarded("authorization { user: bob, password: secret }")
     assert "Published" in await publish(port, user="bob", password="secret")
     assert "Published" in await publish(port, host="bob:secret@127.0.0.1")
-    reason = await publish(port, user="bob", password="wrong")
-    assert "Authorization Violation" in reason
-    assert "wrong" not in reason
-    assert "Authorization Violation" in await publish(port)
+    refused = await publish(port, user="bob", password="wrong")
+    assert "Authorization Violation" in refused
+    assert "wrong" not in refused
     port = await guarded("authorization { token: s3cret }")
     monkeypatch.setenv("BARTLEBY_SINK_TOKEN", "s3cret")
     assert "Published" in await publish(port, token="env:BARTLEBY_SINK_TOKEN")
     assert "Authorization Violation" in await publish(port, token="another")
     permissions = '{publish: "$JS.API.>", subscribe: ">"}'
     port = await guarded(f"authorization {{ users: [{{user: bob, password: secret, permissions: {permissions}}}] }}")
-    reason = await publish(port, user="bob", password="secret", within=5)
-    assert "Failed not confirmed" in reason
-    assert "permissions violation for publish" in reason.lower()
+    refused = await publish(port, user="bob", password="secret", within=5)
+    assert "Failed not confirmed" in refused
+    assert "permissions violation for publish" in refused.lower()
     port = await guarded("jetstream: disabled")
     assert "Failed" in await publish(port)
     assert "no stream takes subject" in await publish(port, create=False)
@@ -231,18 +203,16 @@ async def test_credentials_and_limits_of_an_account(guarded: Guarded, tmp_path: 
         f"-----BEGIN NATS USER JWT-----\n{account.signs(user, 'user', permitted)}\n------END NATS USER JWT------\n\n"
         f"-----BEGIN USER NKEY SEED-----\n{user.seed}\n------END USER NKEY SEED------\n"
     )
-    assert "Published" in await publish(port, credentials=str(file))
     assert "Authorization Violation" in await publish(port)
+    options = {"url": f"nats://127.0.0.1:{port}", "credentials": str(file), "create": True}
+    publisher, vanishing = (open_publisher("nats", options, PATIENT) for _ in range(2))
     # what the account may send is less than what the server takes
-    publisher = open_publisher("nats", {"url": f"nats://127.0.0.1:{port}", "credentials": str(file)}, PATIENT)
     outcomes = await publisher.publish([event(2), event(3, data_bytes=4000), event(4)])
     assert named(outcomes) == ["Published", "Refused", "Published"]
-    await publisher.close()
-    vanishing = open_publisher("nats", {"url": f"nats://127.0.0.1:{port}", "credentials": str(file)}, TIMEOUT)
     file.unlink()
-    (outcome,) = await vanishing.publish([event(1)])
-    assert "No such file" in why(outcome)
-    await vanishing.close()
+    assert "No such file" in await reason(vanishing)
+    for each in (publisher, vanishing):
+        await each.close()
 
 
 async def test_tls_is_used_and_checked(guarded: Guarded, tmp_path: Path) -> None:
@@ -271,8 +241,6 @@ OPERATOR, ACCOUNT, USER = nkeys.PREFIX_BYTE_OPERATOR, nkeys.PREFIX_BYTE_ACCOUNT,
 
 
 class Key:
-    """A pair of keys, and the tokens that it signs."""
-
     def __init__(self, prefix: int) -> None:
         seed = nkeys.encode_seed(os.urandom(32), prefix)
         self.seed = seed.decode()
@@ -281,15 +249,15 @@ class Key:
 
     def signs(self, subject: "Key", kind: str, more: dict[str, Any]) -> str:
         """Return a token that says what another key may do."""
+
+        def based(value: bytes) -> str:
+            return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+
         names = {"jti": f"{kind}-{subject.public}", "iss": self.public, "sub": subject.public, "name": kind}
         claims = {**names, "iat": int(time.time()), "nats": {**more, "type": kind, "version": 2}}
         head = {"typ": "JWT", "alg": "ed25519-nkey"}
-        signed = ".".join(_based(json.dumps(each).encode()) for each in (head, claims))
-        return f"{signed}.{_based(self._pair.sign(signed.encode()))}"
-
-
-def _based(value: bytes) -> str:
-    return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+        signed = ".".join(based(json.dumps(each).encode()) for each in (head, claims))
+        return f"{signed}.{based(self._pair.sign(signed.encode()))}"
 
 
 async def test_cluster_needs_a_majority_and_another_server_is_used_when_one_freezes(tmp_path: Path) -> None:

@@ -2,47 +2,34 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiormq
 import pytest
 
-from bartleby.sinks import open_publisher
-from bartleby.sinks.publisher import Publisher
-from tests.kit.sinks.conformance import PATIENCE, PATIENT, event, events, ids_of, named, publish_all, why
+from tests.kit.sinks.conformance import PATIENCE, Open, event, events, ids_of, named, publish_all, why
 from tests.kit.sinks.harness_rabbitmq import Harness, Server, shared
 
 BUSY = 3.0  # seconds in which a busy machine makes a connection
 LOW, HIGH = "0.0000001", "0.4"  # shares of the memory
 pytestmark = pytest.mark.skipif(Harness.missing() is not None, reason=str(Harness.missing()))
 Channel = aiormq.abc.AbstractChannel
-Open = Callable[..., Publisher]
 
 
 @pytest.fixture
-async def server() -> Server:
-    await shared().start()
+def server(sink: Harness) -> Server:
     return shared()
+
+
+@pytest.fixture
+def options(server: Server) -> dict[str, Any]:
+    return {"url": server.url()}
 
 
 @pytest.fixture
 def name() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
-async def opened(server: Server) -> AsyncIterator[Open]:
-    """Opens publishers, and closes them at the end."""
-    made: list[Publisher] = []
-
-    def open_one(timeout: float = PATIENT, **options: Any) -> Publisher:
-        made.append(open_publisher("rabbitmq", {"url": server.url(), **options}, timeout))
-        return made[-1]
-
-    yield open_one
-    for each in made:
-        await each.close()
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """The redis sink with a real server: keys, memory, roles, logins and sizes."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from bartleby.errors import BartlebyError
 from bartleby.sinks.publisher import Published, Publisher
-from tests.kit.sinks.conformance import PATIENT, event, events, ids_of, named, publish_all, stored_ids, why
+from tests.kit.sinks.conformance import PATIENT, Open, event, events, ids_of, named, publish_all, stored_ids, why
 from tests.kit.sinks.harness_redis import STREAM, Harness
 from tests.kit.sinks.servers import free_port, until
 
@@ -15,20 +14,8 @@ pytestmark = pytest.mark.skipif(Harness.missing() is not None, reason=str(Harnes
 
 
 @pytest.fixture
-async def sink(tmp_path: Path) -> AsyncIterator[Harness]:
-    made = Harness(tmp_path)
-    try:
-        await made.start()
-        yield made
-    finally:
-        await made.stop()
-
-
-@pytest.fixture
-async def publisher(sink: Harness) -> AsyncIterator[Publisher]:
-    made = sink.publisher(PATIENT)
-    yield made
-    await made.close()
+def publisher(opened: Open) -> Publisher:
+    return opened()
 
 
 async def ids(publisher: Publisher) -> list[str]:
@@ -36,15 +23,21 @@ async def ids(publisher: Publisher) -> list[str]:
     return list(dict.fromkeys(await stored_ids(publisher)))
 
 
-async def test_entry_has_a_number_and_the_stream_a_key_and_a_length(sink: Harness, publisher: Publisher) -> None:
+async def test_entry_has_a_number_and_the_stream_a_key_and_a_length(
+    sink: Harness, publisher: Publisher, opened: Open
+) -> None:
+    assert await ids(publisher) == []
     (outcome,) = await publisher.publish([event(1)])
     ((number, _),) = await sink.ask("XRANGE", STREAM, "-", "+")
     assert outcome == Published(number.decode())
-    chosen = sink.publisher(PATIENT, stream="letters", maxlen=500)
+    await sink.ask("XADD", STREAM, "*", "by", "another client")
+    assert await ids(publisher) == [event(1)["id"]]
+    await publish_all(publisher, events(1200, first=2))  # more than one page of XRANGE
+    assert len(await ids(publisher)) == 1201
+    chosen = opened(stream="letters", maxlen=500)
     await publish_all(chosen, events(3000))
     assert 500 <= await sink.ask("XLEN", "letters") < 1000
     assert (await ids(chosen))[-1] == event(3000)["id"]
-    await chosen.close()
 
 
 async def test_server_that_takes_nothing_is_waited_for(sink: Harness, publisher: Publisher) -> None:
@@ -90,41 +83,29 @@ async def test_key_on_another_server_of_a_cluster_is_a_failure_that_names_it(tmp
         await two.stop()
 
 
-async def test_large_events_are_refused_and_large_batches_are_not(sink: Harness, publisher: Publisher) -> None:
-    limited = sink.publisher(PATIENT, max_bytes=2000)
+async def test_large_events_are_refused_and_large_batches_are_not(publisher: Publisher, opened: Open) -> None:
+    limited = opened(max_bytes=2000)
     outcomes = await limited.publish([event(1), event(2, data_bytes=2000), event(3)])
     assert named(outcomes) == ["Published", "Refused", "Published"]
     assert "the sink takes 2000" in why(outcomes[1])
-    await limited.close()
     batch = [event(number, data_bytes=100_000) for number in range(100, 200)]
     await publish_all(publisher, batch)
     assert (await ids(publisher))[2:] == ids_of(batch)
 
 
-async def test_users_and_passwords(sink: Harness) -> None:
+async def test_users_and_passwords(sink: Harness, opened: Open) -> None:
     await sink.ask("ACL", "SETUSER", "relay", "on", ">secret", "~bartleby:*", "+xadd")
-    publisher = sink.publisher(PATIENT, user="relay", password="secret")
+    publisher = opened(user="relay", password="secret")
     assert named(await publisher.publish(events(3))) == ["Published"] * 3
     with pytest.raises(BartlebyError, match="no permissions"):
         await ids(publisher)
     await sink.ask("ACL", "SETUSER", "relay", "-xadd")
     assert "no permissions" in why((await publisher.publish([event(4)]))[0])
-    await publisher.close()
     await sink.ask("CONFIG", "SET", "requirepass", "secret")
-    for options in ({}, {"password": "wr0ng"}, {"url": f"redis://:wr0ng@127.0.0.1:{sink.port}"}):
-        publisher = sink.publisher(PATIENT, **options)
+    for options in ({}, {"url": f"redis://:wr0ng@127.0.0.1:{sink.port}"}):
+        publisher = opened(**options)
         reason = why((await publisher.publish([event(1)]))[0])
         assert "uthentication" in reason or "password" in reason
         assert "wr0ng" not in reason
-        await publisher.close()
-    publisher = sink.publisher(PATIENT, password="secret")
+    publisher = opened(password="secret")
     assert named(await publisher.publish([event(1)])) == ["Published"]
-    await publisher.close()
-
-
-async def test_entries_of_others_have_no_id(sink: Harness, publisher: Publisher) -> None:
-    assert await ids(publisher) == []
-    await publish_all(publisher, events(2500))
-    await sink.ask("XADD", STREAM, "*", "by", "another client")
-    await publisher.publish([event(2501)])
-    assert await ids(publisher) == ids_of(events(2501))

@@ -16,7 +16,7 @@ from tests.kit.sinks.harness_webhook import SECRET
 from tests.kit.sinks.receiver import Receiver, Reply, Request
 from tests.kit.sql import column, create, send, value
 from tests.kit.worker import until, working
-from tests.nightly.buses.bus_servers import run
+from tests.nightly.buses.bus_stage import run
 from tests.pgmq.conftest import SCRIPT
 from tests.stories.kit import ANA, Connection, bury, places, relaying, sink
 
@@ -36,10 +36,6 @@ class Bus:
         options = {"url": self.receiver.url, "secret": SECRET, "allow_private": True}
         client.put_sink("bus", "webhook", {"options": options, "types": ["dead_letter.*"], **settings}, **ANA)
 
-    def add_sentry(self, client: Client) -> None:
-        options = {"dsn": f"http://abc123@127.0.0.1:{self.receiver.port}/42", "allow_private": True}
-        client.put_sink("sentry", "sentry", {"options": options, "types": ["dead_letter.*"]}, **ANA)
-
     def _answer(self, request: Request) -> Reply:
         if "x-sentry-auth" in request.headers:
             self.alerts.append(json.loads(request.body.splitlines()[2]))
@@ -52,12 +48,6 @@ class Bus:
             return Reply(503)
         self.events.append(json.loads(request.body))
         return Reply(200)
-
-
-@pytest.fixture
-def client(dsn: str) -> Iterator[Client]:
-    with Client(dsn) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -104,12 +94,16 @@ def test_bus_that_hangs_is_given_two_seconds_and_does_not_delay_what_fails(
         until(lambda: sink(client).state == "degraded")
 
 
-@pytest.mark.seed("outbox-45", "outbox-46", "outbox-47", "outbox-48")
+@pytest.mark.own_database
+@pytest.mark.seed("outbox-45", "outbox-46", "outbox-47", "outbox-48", "pgmq-59")
 def test_alert_says_what_failed_where_and_how(conn: Connection, client: Client, dsn: str, bus: Bus) -> None:
+    conn.execute(SCRIPT.read_bytes())
+    install(dsn)
     app = Bartleby(dsn)
     create(conn, max_attempts=2, backoff="none", breaker="off")
     bus.add(client)
-    bus.add_sentry(client)
+    options = {"dsn": f"http://abc123@127.0.0.1:{bus.receiver.port}/42", "allow_private": True}
+    client.put_sink("sentry", "sentry", {"options": options, "types": ["dead_letter.*"]}, **ANA)
 
     @app.handler("q")
     def handle(message: Message) -> None:
@@ -130,21 +124,12 @@ def test_alert_says_what_failed_where_and_how(conn: Connection, client: Client, 
             assert alert["tags"].items() >= {**expected, "message_id": str(sent), "attempts": str(attempts)}.items()
             expected |= {"message_id": sent, "attempts": attempts, "error_type": error["type"], "error": error["value"]}
             assert event["data"].items() >= expected.items()
-
-
-@pytest.mark.own_database
-@pytest.mark.seed("pgmq-59")
-def test_letters_of_pgmq_are_sent_to_sentry(conn: Connection, client: Client, dsn: str, bus: Bus) -> None:
-    conn.execute(SCRIPT.read_bytes())
-    install(dsn)
-    conn.execute("select pgmq.create('jobs')")
-    conn.execute("select bartleby.pgmq_attach('jobs', %s)", [Jsonb({"max_attempts": 1})])
-    bus.add_sentry(client)
-    msg_id = value(conn, "select pgmq.send('jobs', '1')")
-    assert len(column(conn, "select msg_id from bartleby.pgmq_read('jobs', 60, 10)")) == 1
-    conn.execute("select bartleby.pgmq_fail('jobs', %s, 'bad audio', 'ValueError')", [msg_id])
-    assert column(conn, "select msg_id from bartleby.pgmq_read('jobs', 60, 10)") == []
-    with relaying(dsn):
+        conn.execute("select pgmq.create('jobs')")
+        conn.execute("select bartleby.pgmq_attach('jobs', %s)", [Jsonb({"max_attempts": 1})])
+        sent = value(conn, "select pgmq.send('jobs', '1')")
+        assert column(conn, "select msg_id from bartleby.pgmq_read('jobs', 60, 10)") == [sent]
+        conn.execute("select bartleby.pgmq_fail('jobs', %s, 'bad audio', 'ValueError')", [sent])
+        assert column(conn, "select msg_id from bartleby.pgmq_read('jobs', 60, 10)") == []
         until(lambda: bus.alerts)
     [alert] = bus.alerts
     assert alert["exception"]["values"][0] == {"type": "ValueError", "value": "bad audio"}

@@ -1,4 +1,4 @@
-"""The programs that are killed: producers, consumers, a janitor, those that run a plan or act on letters, operators.
+"""The programs that are killed: producers, those that run a plan or act on letters, operators.
 
 Each runs in a process of its own, forked from one that has imported everything and has no connection: it costs a few
 milliseconds and may be killed anywhere. It writes what it does to its ledger before the next statement.
@@ -12,10 +12,10 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -25,10 +25,12 @@ from bartleby.config import Settings
 from bartleby.errors import InvalidArgument, PlanDrifted, UnknownGroup, WrongState
 from bartleby.operations import Operator
 from bartleby.replaying import Replayer
-from tests.kit import sql
 from tests.nightly.chaos.ledgers import Ledger
-from tests.nightly.chaos.network import Trap, opened
+from tests.nightly.chaos.network import Trap
 
+SWIFT, SLOW = "swift", "slow"
+"""Queues whose handlers are coroutines, and functions in threads."""
+LEASE = 2.0
 STEP = 3
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([__name__])
@@ -42,13 +44,6 @@ def start(actor: Callable[..., None], *arguments: Any, **options: Any) -> Any:
     return process
 
 
-def run(actor: Callable[..., None], *arguments: Any, **options: Any) -> None:
-    """Run an actor to its end."""
-    process = start(actor, *arguments, **options)
-    process.join()
-    assert process.exitcode == 0
-
-
 @dataclass(frozen=True, slots=True)
 class Killer:
     """Runs actors, whose first argument is an address, behind a wire that kills them at a boundary."""
@@ -58,7 +53,7 @@ class Killer:
 
     def killed(self, boundary: int, actor: Callable[..., None], *arguments: Any) -> bool:
         """Run an actor; return whether it reached the boundary."""
-        with opened(Trap(self.port, boundary)) as wire:
+        with contextlib.closing(Trap(self.port, boundary)) as wire:
             process = start(actor, wire.dsn(self.dsn), *arguments)
             wire.victim.set_result(process.pid)
             process.join()
@@ -66,107 +61,60 @@ class Killer:
         return bool(process.exitcode)
 
     def run(self, actor: Callable[..., None], *arguments: Any) -> None:
-        run(actor, self.dsn, *arguments)
+        process = start(actor, self.dsn, *arguments)
+        process.join()
+        assert process.exitcode == 0
 
 
-# Producers, consumers and a janitor; they end when the file `<name>.stop` exists
+def produce(
+    dsn: str,
+    folder: Path,
+    name: str,
+    *,
+    rate: float = 150,
+    failing: float = 0.03,
+    outliving: float = 0.004,
+    ms: float = 20,
+) -> None:
+    """Send in transactions of several statements until the file `stop` exists, through every error; undo a fifth.
 
-QUEUE = "torture"
-
-
-def stopped(folder: Path, name: str) -> bool:
-    return (folder / f"{name}.stop").exists()
-
-
-def produce(dsn: str, folder: Path, name: str, quota: int) -> None:
-    """Send in transactions of several statements with pauses between them; roll a fifth back."""
+    A transaction may stay open for a while. Some messages are delayed, some fail, and some outlive their leases.
+    """
     rng, ledger = random.Random(name), Ledger(folder / f"{name}.sent")
-    conn, sent, number = psycopg.connect(dsn), 0, 0
-    while sent < quota and not stopped(folder, "produce"):
-        number += 1
+    conn: psycopg.Connection[Any] | None = None
+    for number in itertools.count(1):
+        if (folder / "stop").exists():
+            return
         values: list[str] = []
-        for _ in range(rng.choice([1, 1, 1, 2, 5])):
-            some = [f"{name}.{sent + len(values) + k}" for k in range(rng.choice([1, 1, 3, 20]))]
-            values += some
-            if len(some) > 1:
-                messages = Jsonb([{"payload": value} for value in some])
-                conn.execute("select bartleby.send_many(%s, %s)", [QUEUE, messages])
-            else:
-                sql.send(conn, some[0], QUEUE, delay=rng.choice(["0", "0", "0", "1 ms", "0.3 s"]))
-            if rng.random() < 0.2:
-                time.sleep(rng.random() * 0.01)
-        sent += len(values)
-        ledger.write(("T", number, *values))
-        if rng.random() < 0.02:
-            time.sleep(rng.random() * 1.5)
-        committed = rng.random() >= 0.2
-        (conn.commit if committed else conn.rollback)()
-        ledger.write(("C" if committed else "R", number))
-
-
-def consume(dsn: str, folder: Path) -> None:
-    """Ack most, fail or release a few, some in a transaction that stays open for a while."""
-    rng, ledger, numbers = random.Random(os.getpid()), Ledger(folder / f"{os.getpid()}.ran"), itertools.count(1)
-    conn = psycopg.connect(dsn, autocommit=True)
-    conn.execute("set synchronous_commit = off")
-    place = ("queue", "payload", "message_id", "attempt", "lease_id", "position", "solo")
-    query: LiteralString = "select %s as queue, * from bartleby.claim(%s, 'w', %s, p_confirm => true)"
-    while (messages := sql.rows(conn, query, QUEUE, QUEUE, rng.choice([1, 10, 100]))) or not stopped(folder, "consume"):
-        if not messages:
-            time.sleep(0.005)
-            continue
-        settle = Settle(conn, ledger, messages[0]["lease_id"], numbers)
-        if messages[0]["solo"]:
-            ledger.write(("A", time.monotonic(), settle.lease, messages[0]["payload"]))
-            if not settle("start", None):
-                continue
-        runs = [(next(numbers), each) for each in messages]
-        ledger.write(*(("B", time.monotonic(), run, *(each[name] for name in place)) for run, each in runs))
-        back = {run for run, _ in runs if rng.random() < 0.03}
-        ledger.write(*(("E", time.monotonic(), run) for run, _ in runs if run not in back))
-        if back:
-            positions = [each["position"] for run, each in runs if run in back]
-            settle(rng.choice(["fail", "release"]), positions, pause=rng.choice([0, 0, 0.05]))
-        if done := [each["position"] for run, each in runs if run not in back]:
-            settle("ack", done)
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    conn: sql.Connection
-    ledger: Ledger
-    lease: int
-    numbers: Iterator[int]
-
-    def __call__(self, kind: str, positions: list[int] | None, pause: float = 0) -> bool:
-        """Settle, and keep the transaction open for a while; return whether it was accepted."""
-        number = next(self.numbers)
-        self.ledger.write(("S", time.monotonic(), number, kind, self.lease, positions))
-        parameters: list[Any] = [self.lease, *([] if positions is None else [positions])]
-        if kind == "fail":
-            parameters[1] = Jsonb([{"position": each, "error": "chance"} for each in positions or ()])
         try:
-            with self.conn.transaction() if pause else contextlib.nullcontext():
-                self.conn.execute(f"select bartleby.{kind}({', '.join('%s' for _ in parameters)})".encode(), parameters)
-                time.sleep(pause)
-        except psycopg.Error as error:
-            if error.sqlstate != "ZB006":
-                raise
-            self.ledger.write(("L", time.monotonic(), number))
-            return False
-        self.ledger.write(("K", time.monotonic(), number, []))
-        return True
+            conn = conn or psycopg.connect(dsn)
+            for _ in range(rng.choice([1, 1, 1, 2, 5])):
+                plans = [plan_of(rng, failing, outliving, ms) for _ in range(rng.choice([1, 1, 3, 20]))]
+                for plan in plans:
+                    plan["v"] = f"{name}.{number}.{len(values)}"
+                    values.append(plan["v"])
+                delay = {"delay": rng.choice([0.001, 0.3])} if rng.random() < 0.1 else {}
+                messages = Jsonb([{"payload": plan, **delay} for plan in plans])
+                conn.execute("select bartleby.send_many(%s, %s)", [rng.choice([SWIFT, SLOW]), messages])
+                time.sleep(rng.random() * len(plans) / rate)
+            ledger.write(("T", number, *values))
+            if rng.random() < 0.02:
+                time.sleep(rng.random() * 1.5)
+            committed = rng.random() >= 0.2
+            (conn.commit if committed else conn.rollback)()
+            ledger.write(("C" if committed else "R", number))
+        except psycopg.Error:
+            conn = None
+        time.sleep(rng.random() * len(values) / rate)
 
 
-def tend(dsn: str, folder: Path) -> None:
-    """Reap twice a second, and turn the ring once a second; write down leases and answers."""
-    conn, ledger, count = psycopg.connect(dsn, autocommit=True), Ledger(folder / "tended"), 0
-    while not stopped(folder, "tend"):
-        count += 1
-        ledger.write(sql.column(conn, "select lease_id from bartleby.reap()"))
-        if count % 2:
-            ledger.write([sql.value(conn, "select bartleby.turn(0)")])
-        time.sleep(0.5)
+def plan_of(rng: random.Random, failing: float, outliving: float, ms: float) -> dict[str, Any]:
+    plan: dict[str, Any] = {"ms": rng.random() * 2 * ms}
+    if rng.random() < outliving:
+        plan["ms"] = 1000 * LEASE * (1.1 + rng.random())
+    if rng.random() < failing:
+        plan["fail"] = rng.choice([1, 1, 2])
+    return plan
 
 
 # Those that run a plan, or take an action in several statements; in small steps, so that five letters take several
@@ -219,36 +167,6 @@ def change(dsn: str, ids: list[int], verb: str) -> None:
             operator.hold(ids, reason="evidence", on=verb == "hold")
         else:
             getattr(operator, verb)(ids, reason="spam, or not")
-
-
-def erase(dsn: str, key: str) -> None:
-    with operating(dsn) as operator:
-        operator.client.erase_key(key, **BY)
-
-
-def steer(dsn: str, replay_id: int) -> None:
-    """Start, pause, resume and cancel; parts of it may have been done before."""
-    with operating(dsn) as operator:
-        for verb in ("start", "pause", "resume", "cancel"):
-            with contextlib.suppress(WrongState):
-                getattr(operator.client, f"{verb}_replay")(replay_id, **BY)
-
-
-def merge(dsn: str, groups: list[int], into: int) -> None:
-    with operating(dsn) as operator:
-        operator.client.merge_groups(groups, into=into, **BY)
-
-
-def regroup(dsn: str) -> None:
-    with operating(dsn) as operator:
-        while operator.client.regroup(STEP):
-            operator.client.tally(STEP)
-
-
-def prune(dsn: str) -> None:
-    with operating(dsn) as operator:
-        while any(each.rows for each in operator.client.prune(STEP)):
-            operator.client.tally(STEP)
 
 
 # Operators, all at the same letters: each writes down the answers, as verb, message, outcome, explanation

@@ -6,31 +6,23 @@ import functools
 import itertools
 import json
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
-
 from bartleby import Bartleby, Message
 from bartleby.calls import Call
 from bartleby.errors import LeaseLost
 from bartleby.link import Link
 from tests.kit import poison
-from tests.nightly.chaos import plants
 from tests.nightly.chaos.ledgers import Ledger
 
 FOLDER = Path(os.environ["CHAOS_FOLDER"])
 NUMBERS = itertools.count(1)
 SETTLEMENTS = ("ack", "fail", "release", "reject", "start")
 app = Bartleby()
-
-
-class SinkError(Exception):
-    """What a library raises when its server is unavailable."""
 
 
 @functools.cache
@@ -57,13 +49,12 @@ threading.Thread(target=watch_the_time, daemon=True).start()
 @contextlib.contextmanager
 def running(message: Message) -> Iterator[dict[str, Any]]:
     run, plan = next(NUMBERS), message.payload
-    if plan.get("stop") and not (dozed := FOLDER / "dozed").exists():
-        dozed.touch()
-        os.kill(os.getpid(), signal.SIGSTOP)
     place = (message.id, message.attempt, message.lease_id, message.position, message.solo)
     write("B", run, message.queue, plan["v"], *place)
     try:
         yield plan
+        if "strike" in plan:
+            poison.strike(plan["strike"])
         if message.attempt <= plan.get("fail", 0):
             raise RuntimeError("the payload asked for it")  # noqa: TRY301 - as handlers do
     except Exception:
@@ -93,38 +84,6 @@ def abort(message: Message) -> None:
         time.sleep(plan.get("ms", 0) / 1000)
         if plan.get("abort"):
             os.abort()
-
-
-@app.handler("outage")
-async def outage(message: Message) -> None:
-    with running(message) as plan:
-        await asyncio.sleep(0.001)
-        if (FOLDER / "down").exists():
-            raise ConnectionError("unavailable") if plan["error"] == "connection" else SinkError("no answer")
-
-
-def strike(message: Message) -> None:
-    with running(message) as plan:
-        if "strike" in plan:
-            poison.strike(plan["strike"])
-
-
-@app.handler("venom")
-def venom(message: Message) -> None:
-    strike(message)
-
-
-@app.handler("venom_async")
-async def venom_async(message: Message) -> None:
-    strike(message)
-
-
-@app.handler("once", once=True)
-def once(message: Message) -> None:
-    with running(message) as plan, psycopg.connect(os.environ["CHAOS_EFFECTS"]) as conn:
-        app.mark_handled(message, conn)
-        conn.execute("insert into public.effects values (%s)", [plan["v"]])
-        time.sleep(plan.get("ms", 0) / 1000)
 
 
 run_as_it_is = Link.run
@@ -157,4 +116,3 @@ async def run_and_record(self: Link, call: Call[Any]) -> Any:
 
 
 Link.run = run_and_record  # type: ignore[method-assign]
-plants.plant(os.environ.get("CHAOS_PLANT", ""))

@@ -124,8 +124,6 @@ class Try:
 
 
 class Book:
-    """Everything that workers have recorded."""
-
     def __init__(self, folder: Path) -> None:
         self.runs: list[Run] = []
         self.tries: list[Try] = []
@@ -273,7 +271,6 @@ def _struck(run: Run, faults: list[Fault], lapsed: set[int]) -> bool:
 
 
 def _explain(before: Run, after: Run, faults: list[Fault], lapsed: set[int]) -> str | None:
-    """Return why a message was run again, or None."""
     for each in before.tries:
         if each.how == "K" and each.kind in {"fail", "release"} and before.how != "E":
             return {"fail": "failed", "release": "released"}[each.kind]

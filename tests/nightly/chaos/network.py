@@ -1,16 +1,14 @@
 """Wires between processes and the server.
 
-Network  chosen connections are cut, or stranded as in a dead network: both ends believe that they live
+Network  its connections can be stranded as in a dead network: both ends believe that they live
 Trap     kills the process behind it at a chosen boundary of its statements
 """
 
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from typing import TypeVar
+from contextlib import suppress
 
 from tests.kit.proxy import Proxy
 
@@ -19,31 +17,17 @@ class Network(Proxy):
     def dsn(self, direct: str) -> str:
         return f"{super().dsn(direct)}?sslmode=disable&gssencmode=disable"
 
-    def cut_from(self, ports: set[int]) -> int:
-        """Cut the connections that the server sees coming from these ports; return how many."""
+    def strand(self) -> None:
+        """Read nothing more from the connections there are. New ones work."""
         with self._lock:
-            chosen = self._chosen(ports)
-            for client in chosen:
-                self._close(client)
-            return len(chosen)
-
-    def strand(self, ports: set[int] | None = None) -> int:
-        """Read nothing more from these connections, or from all there are; return how many. New ones work."""
-        with self._lock:
-            chosen = self._chosen(ports)
-            for client in chosen:
-                for end in (client, self._ends[client]):
-                    with suppress(KeyError):  # it is stranded
-                        self._selector.unregister(end)
-            return len(chosen)
+            for end in self._ends:
+                with suppress(KeyError):  # it is stranded
+                    self._selector.unregister(end)
 
     def heal(self) -> None:
         """Let new connections work again, and cut those that hang."""
         self.mode = "pass"
         self.cut()
-
-    def _chosen(self, ports: set[int] | None) -> list[socket.socket]:
-        return [each for each in self._clients if ports is None or self._ends[each].getsockname()[1] in ports]
 
 
 class Trap(Network):
@@ -79,14 +63,3 @@ class Trap(Network):
         for client in list(self._clients):
             self._close(client)
         return True
-
-
-P = TypeVar("P", bound=Proxy)
-
-
-@contextmanager
-def opened(proxy: P) -> Iterator[P]:
-    try:
-        yield proxy
-    finally:
-        proxy.close()

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +28,6 @@ def failure(kind: str) -> dict[str, Any]:
 
 
 def bury(conn: Connection, count: int, kind: str = "a") -> list[int]:
-    """Send messages and let them die; return their ids."""
     messages = [{"payload": {"n": n}} for n in range(count)]
     ids = column(conn, "select bartleby.send_many('orders', %s)", Jsonb(messages))
     plans.bury(conn, claim(conn, count, "orders"), **failure(kind))
@@ -35,7 +35,6 @@ def bury(conn: Connection, count: int, kind: str = "a") -> list[int]:
 
 
 def finish(conn: Connection) -> None:
-    """Make steps until every plan is over."""
     open_plans = "select from bartleby.replays where status in ('running', 'settling')"
     until(lambda: plans.steps(conn) is not None and not conn.execute(open_plans).rowcount, what="the end of plans")
 
@@ -59,26 +58,20 @@ def sound(conn: Connection) -> None:
 
 
 class Consumer:
-    """Claims in a thread, records what ran, and settles it; `dies` gives the error of a message."""
+    """Claims, records what ran, and settles it; `dies` gives the error of a message."""
 
     def __init__(self, dsn: str, queue: str, dies: Dies) -> None:
         self.runs: Counter[int] = Counter()
         self.deaths: Counter[int] = Counter()
-        self.error: BaseException | None = None
         self.over = threading.Event()
         self._dsn, self._queue, self._dies = dsn, queue, dies
-        self.thread = threading.Thread(target=self._work, daemon=True)
-        self.thread.start()
 
-    def _work(self) -> None:
+    def work(self) -> None:
         options = "-c default_transaction_isolation=read\\ committed"
-        try:
-            with psycopg.connect(self._dsn, autocommit=True, options=options) as conn:
-                last = False
-                while self._once(conn) or not last:
-                    last = self.over.wait(0.005)
-        except psycopg.Error as error:
-            self.error = error
+        with psycopg.connect(self._dsn, autocommit=True, options=options) as conn:
+            last = False
+            while self._once(conn) or not last:
+                last = self.over.wait(0.005)
 
     def _once(self, conn: Connection) -> int:
         claimed = claim(conn, 100, self._queue)
@@ -86,9 +79,8 @@ class Consumer:
         dead = [(each, kind) for each in claimed.messages if (kind := self._dies(each["message_id"]))]
         if dead:
             version = {"worker_version": str(len(self.deaths))}
-            fail(
-                conn, claimed.lease, *(failure(kind) | version | {"position": e["position"]} for e, kind in dead[::-1])
-            )
+            failures = (failure(kind) | version | {"position": each["position"]} for each, kind in dead[::-1])
+            fail(conn, claimed.lease, *failures)
             self.deaths.update(each["message_id"] for each, _ in dead)
         if len(dead) < len(claimed.messages):
             ack(conn, claimed.lease)
@@ -97,13 +89,12 @@ class Consumer:
 
 @contextmanager
 def consuming(dsn: str, queue: str = "orders", dies: Dies = lambda _: None) -> Iterator[Consumer]:
-    """Consume while the block runs; at its end handle what is left."""
+    """Consume in a thread while the block runs; at its end handle what is left."""
     consumer = Consumer(dsn, queue, dies)
-    try:
-        yield consumer
-    finally:
-        consumer.over.set()
-        consumer.thread.join(60)
-    assert not consumer.thread.is_alive()
-    if consumer.error is not None:
-        raise consumer.error
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(consumer.work)
+        try:
+            yield consumer
+        finally:
+            consumer.over.set()
+        under_way.result(60)

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -41,7 +42,6 @@ class OwnServer:
         self.running.stop("immediate")
 
     def kill(self) -> None:
-        """Kill the first process of the server."""
         os.kill(self.running.pid, signal.SIGKILL)
         if self.running._process is not None:
             self.running._process.wait()
@@ -52,26 +52,18 @@ class OwnServer:
             query = "select pid from pg_stat_activity where application_name = 'bartleby settles' order by random()"
             pid = conn.execute(query).fetchone() or (conn.info.backend_pid,)
             os.kill(pid[0], signal.SIGKILL)
-            until(lambda: not works(conn), what="a crash")
+            until(lambda: not works(lambda: conn.execute("select")), what="a crash")
 
     def start_again(self) -> None:
         again = dev.start(self._folder, settings=self._settings)
         if again.started:
             self.running = again
-        until(lambda: can_connect(self.dsn))
+        until(lambda: works(lambda: self.connect().close()))
 
 
-def works(conn: Connection) -> bool:
+def works(call: Callable[[], object]) -> bool:
     try:
-        conn.execute("select")
-    except psycopg.OperationalError:
-        return False
-    return True
-
-
-def can_connect(dsn: str) -> bool:
-    try:
-        psycopg.connect(dsn).close()
+        call()
     except psycopg.OperationalError:
         return False
     return True

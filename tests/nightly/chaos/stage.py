@@ -1,4 +1,4 @@
-"""A stage for workers: real processes, producers with ledgers, recorded faults, and the verdict."""
+"""A stage for workers: real processes, producers and workers with ledgers, recorded faults, and the verdict."""
 
 import contextlib
 import json
@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,11 @@ from psycopg.types.json import Jsonb
 
 from tests.kit import sql
 from tests.kit.worker import children_of, until
+from tests.nightly.chaos import actors
+from tests.nightly.chaos.actors import LEASE, SLOW, SWIFT
 from tests.nightly.chaos.ledgers import Book, Fault, Ledger, Report, judge
 
 ROOT = Path(__file__).parents[3]
-SWIFT, SLOW = "swift", "slow"
-"""Queues whose handlers are coroutines, and functions in threads."""
-LEASE = 2.0
 REAP = 1.0
 POLICY = {"lease": LEASE, "max_attempts": 50, "crash_budget": 50, "backoff": "fixed", "base": 0.05, "jitter": "none"}
 SEED = int(os.environ.get("BARTLEBY_SEED", "0"))
@@ -38,9 +38,10 @@ class Stage:
 
     dsn: str
     folder: Path
-    plant: str = ""
     rng: random.Random = field(default_factory=lambda: random.Random(SEED))
     workers: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    producers: list[Any] = field(default_factory=list)
+    produced: int = 0
     faults: list[Fault] = field(default_factory=list)
     may_lose_leases: bool = False
 
@@ -48,7 +49,6 @@ class Stage:
         return psycopg.connect(self.dsn, autocommit=True)
 
     def column(self, query: str) -> list[Any]:
-        """Return the first column of what a query finds."""
         with self.admin() as conn:
             return [row[0] for row in conn.execute(query.encode()).fetchall()]
 
@@ -60,21 +60,18 @@ class Stage:
         """Send and record it; each plan has its value `v`."""
         with self.admin() as conn:
             conn.execute("select bartleby.send_many(%s, %s)", [queue, Jsonb([{"payload": plan} for plan in plans])])
-        self.new_ledger().write(("T", 1, *(plan["v"] for plan in plans)), ("C", 1))
+        Ledger(self.folder / f"{queue}.sent").write(("T", 1, *(plan["v"] for plan in plans)), ("C", 1))
 
-    def new_ledger(self) -> Ledger:
-        return Ledger(self.folder / f"{len(list(self.folder.glob('*.sent')))}.sent")
+    def produce(self, **load: float) -> None:
+        """Start a producer; see actors.produce for its options."""
+        self.produced += 1
+        self.producers.append(actors.start(actors.produce, self.dsn, self.folder, f"{SEED}.{self.produced}", **load))
 
     def start(self, *options: str, queues: Sequence[str] = (SWIFT, SLOW), through: str | None = None) -> int:
         """Start a worker, if wanted through another address; return its pid."""
         words = [word for queue in queues for word in ("--queue", queue)] + list(options)
         command = [sys.executable, "-m", "bartleby", "work", "tests.nightly.chaos.app:app", "--log", "json", *words]
-        environment = {
-            "BARTLEBY_DSN": through or self.dsn,
-            "CHAOS_EFFECTS": self.dsn,
-            "CHAOS_FOLDER": str(self.folder),
-            "CHAOS_PLANT": self.plant,
-        }
+        environment = {"BARTLEBY_DSN": through or self.dsn, "CHAOS_FOLDER": str(self.folder)}
         with (self.folder / "log").open("wb") as output:
             process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stderr=output)
         (self.folder / "log").rename(self.folder / f"{process.pid}.log")
@@ -91,12 +88,8 @@ class Stage:
             raise AssertionError(f"{error}; left: {living}; logged: {self.logged()[-20:]}") from None
 
     def began(self, *pids: int) -> None:
-        """Wait until each of these workers has run something."""
         ledgers = [self.folder / f"{pid}.ran" for pid in pids]
         self.until(lambda: all(path.exists() and '["B"' in path.read_text() for path in ledgers))
-
-    def any_worker(self) -> int:
-        return self.rng.choice(sorted(self.workers))
 
     def fault(self, kind: str, since: float, worker: int | None = None) -> None:
         self.faults.append(Fault(kind, since, time.monotonic(), worker))
@@ -114,12 +107,10 @@ class Stage:
         os.kill(pid, signal.SIGCONT)
         self.fault("stopped", since, pid)
 
-    def freeze_two(self, first: int | None = None) -> None:
-        """Stop two workers, `first` and another or any two, for longer than their leases."""
-        pids = self.rng.sample(sorted(self.workers), 2)
-        if first is not None and first not in pids:
-            pids[0] = first
+    def freeze_two(self) -> None:
+        """Stop any two workers for longer than their leases."""
         seconds = LEASE + REAP + self.rng.random()
+        pids = self.rng.sample(sorted(self.workers), 2)
         sleepers = [threading.Thread(target=self.freeze, args=(pid, seconds)) for pid in pids]
         for sleeper in sleepers:
             sleeper.start()
@@ -136,12 +127,10 @@ class Stage:
             assert process.wait(60) == 0, self.logged()[-5:]
 
     def drain(self, seconds: float = 120) -> None:
-        """Wait until no message is left."""
         with self.admin() as conn:
             self.until(lambda: not conn.execute("select from bartleby.messages limit 1").rowcount, seconds)
 
     def report(self) -> Report:
-        """Compare the ledgers."""
         book = Book(self.folder)
         lapsed = {lease for each in self.logged("lease.reaped") if book.starved_with(lease := each["lease_id"])}
         if self.may_lose_leases:
@@ -170,6 +159,9 @@ class Stage:
         return found
 
     def close(self) -> None:
+        for producer in self.producers:
+            producer.kill()
+            producer.join()
         for process in self.workers.values():
             for pid in [*(children_of(process.pid) if process.poll() is None else ()), process.pid]:
                 with contextlib.suppress(ProcessLookupError):
@@ -178,9 +170,9 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staged(dsn: str, folder: Path, plant: str = "") -> Iterator[Stage]:
-    """Prepare a database with the two queues of every profile."""
-    on = Stage(dsn, folder, plant)
+def staged(dsn: str, folder: Path) -> Iterator[Stage]:
+    """Prepare a database with two queues."""
+    on = Stage(dsn, folder)
     for queue in (SWIFT, SLOW):
         on.create(queue, **POLICY)
     try:
@@ -190,43 +182,40 @@ def staged(dsn: str, folder: Path, plant: str = "") -> Iterator[Stage]:
 
 
 @contextlib.contextmanager
-def producing(
-    on: Stage, *, rate: float = 150, failing: float = 0.03, outliving: float = 0.004, ms: float = 20
-) -> Iterator[None]:
-    """Send to both queues from a thread, through every error, and record it."""
-    rng, over, ledger = random.Random(on.rng.random()), threading.Event(), on.new_ledger()
+def under_load(on: Stage, workers: int | Sequence[str], producers: int = 1, **load: float) -> Iterator[list[int]]:
+    """Start producers and workers: a number of them, or one through each of these addresses."""
+    for _ in range(producers):
+        on.produce(**load)
+    pids = [on.start(through=each) for each in ([on.dsn] * workers if isinstance(workers, int) else workers)]
+    on.began(*pids)
+    yield pids
+    (on.folder / "stop").touch()
+    for producer in on.producers:
+        producer.join(60)
+        assert producer.exitcode == 0
 
-    def produce() -> None:
-        conn: sql.Connection | None = None
-        number = 0
-        while not over.wait(rng.random() * 20 / rate):
-            number += 1
-            plans = [plan_of(rng, f"{number}.{k}", failing, outliving, ms) for k in range(rng.choice([1, 5, 20]))]
-            ledger.write(("T", number, *(each["v"] for each in plans)))
-            try:
-                conn = conn or psycopg.connect(on.dsn, autocommit=True)
-                messages = Jsonb([{"payload": each} for each in plans])
-                conn.execute("select bartleby.send_many(%s, %s)", [rng.choice([SWIFT, SLOW]), messages])
-                ledger.write(("C", number))
-            except psycopg.Error:
-                conn = None
-        if conn is not None:
-            conn.close()
 
-    thread = threading.Thread(target=produce, daemon=True)
-    thread.start()
-    try:
+def between(seconds: float, on: Stage, least: float, most: float) -> Iterator[None]:
+    """Yield after pauses of these lengths until the time is up."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(on.rng.uniform(least, most))
         yield
-    finally:
-        over.set()
-        thread.join(60)
-    assert not thread.is_alive()
 
 
-def plan_of(rng: random.Random, value: str, failing: float, outliving: float, ms: float) -> dict[str, Any]:
-    plan: dict[str, Any] = {"v": value, "ms": rng.random() * 2 * ms}
-    if rng.random() < outliving:
-        plan["ms"] = 1000 * LEASE * (1.1 + rng.random())
-    if rng.random() < failing:
-        plan["fail"] = rng.choice([1, 1, 2])
-    return plan
+@contextlib.contextmanager
+def turning(connect: sql.Connect, pause: float = 0) -> Iterator[list[str]]:
+    """Turn the ring again and again during the block; yield the answers."""
+    conn, stop, answers = connect(), threading.Event(), list[str]()
+    with ThreadPoolExecutor(1) as pool:
+
+        def turn() -> None:
+            while not stop.wait(pause):
+                answers.append(sql.value(conn, "select bartleby.turn(0)"))
+
+        under_way = pool.submit(turn)
+        try:
+            yield answers
+        finally:
+            stop.set()
+        under_way.result()

@@ -2,10 +2,6 @@
 
 import shutil
 import subprocess
-import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -14,7 +10,9 @@ import pytest
 from bartleby import dev
 from tests.kit.clock import Clock, move_clock
 from tests.kit.database import database_dsn
+from tests.kit.demo import a_folder
 from tests.kit.sql import Connect, Connection, claim, column, create, drain, psql, reap, reject, send
+from tests.nightly.chaos.stage import turning
 
 
 def test_dump_taken_while_the_ring_turns_restores_every_message(
@@ -24,23 +22,19 @@ def test_dump_taken_while_the_ring_turns_restores_every_message(
     if pg_dump is None:
         pytest.skip("there is no pg_dump beside this PostgreSQL")
     alive, dead = populate(conn, connect)
-    files = [tmp_path / f"{number}.sql" for number in range(3)]
+    files = [tmp_path / f"restored{number}.sql" for number in range(3)]
     with turning(connect):
         for file in files:
             subprocess.run([pg_dump, "-xO", "-d", dsn, "-f", file], check=True)
-    folder = Path(tempfile.mkdtemp(prefix="bartleby-restore-", dir=scratch))
-    try:
-        with dev.start(folder) as elsewhere:
-            for file in files:
-                with psycopg.connect(elsewhere.dsn, autocommit=True) as admin:
-                    admin.execute(f"create database restored{file.stem}".encode())
-                restored = database_dsn(elsewhere, f"restored{file.stem}")
-                done = psql(restored, "-o", str(tmp_path / "out"), "-f", str(file))
-                assert done.returncode == 0, done.stderr
-                with psycopg.connect(restored, autocommit=True) as there:
-                    go_on(there, alive, dead)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with a_folder(scratch) as folder, dev.start(folder) as elsewhere:
+        for file in files:
+            with psycopg.connect(elsewhere.dsn, autocommit=True) as admin:
+                admin.execute(f"create database {file.stem}".encode())
+            restored = database_dsn(elsewhere, file.stem)
+            done = psql(restored, "-o", str(tmp_path / "out"), "-f", str(file))
+            assert done.returncode == 0, done.stderr
+            with psycopg.connect(restored, autocommit=True) as there:
+                go_on(there, alive, dead)
 
 
 def populate(conn: Connection, connect: Connect) -> tuple[list[str], list[str]]:
@@ -70,26 +64,6 @@ def populate(conn: Connection, connect: Connect) -> tuple[list[str], list[str]]:
         reject(conn, claimed.lease, claimed.positions[0], "unacceptable")
     assert claim(conn, 5).payloads == alive[:5]
     return alive, dead
-
-
-@contextmanager
-def turning(connect: Connect) -> Iterator[None]:
-    """Turn the ring as fast as possible."""
-    conn, stop, failed = connect(), threading.Event(), list[BaseException]()
-
-    def turn() -> None:
-        try:
-            while not stop.is_set():
-                conn.execute("select bartleby.turn(0)")
-        except BaseException as error:  # noqa: BLE001 - raised below, in the test
-            failed.append(error)
-
-    thread = threading.Thread(target=turn)
-    thread.start()
-    yield
-    stop.set()
-    thread.join()
-    assert not failed
 
 
 def go_on(conn: Connection, alive: list[str], dead: list[str]) -> None:

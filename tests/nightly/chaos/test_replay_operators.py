@@ -1,14 +1,12 @@
 """Eight operators act on the same letters while workers handle what is replayed: one wins, the others are refused."""
 
-import logging
 import random
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from bartleby import Client
@@ -21,34 +19,17 @@ from tests.nightly.chaos.stage import SEED
 
 LETTERS, OPERATORS = 40, 8
 SECONDS = 30
-log = logging.getLogger(__name__)
 
 
-@contextmanager
-def tidying(dsn: str) -> Iterator[None]:
+def tidy(dsn: str, over: threading.Event) -> None:
     """Do what the janitor of a worker does, all the time."""
-    stop, errors = threading.Event(), list[BaseException]()
-
-    def tidy() -> None:
-        try:
-            with Client(dsn) as client:
-                while not stop.wait(0.02):
-                    client.reap()
-                    client.tally(50)
-                    client.regroup(20)
-                    client.prune(50)
-                    client.advance_replays(7)
-        except psycopg.Error as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=tidy)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(30)
-    assert not errors
+    with Client(dsn) as client:
+        while not over.wait(0.02):
+            client.reap()
+            client.tally(50)
+            client.regroup(20)
+            client.prune(50)
+            client.advance_replays(7)
 
 
 @pytest.mark.timeout(600)
@@ -61,7 +42,9 @@ def test_one_of_eight_operators_wins_each_letter(conn: Connection, dsn: str, tmp
         done = message % 4 == 0 and rng.random() < 0.05
         return None if done else rng.choice("abc")
 
-    with tidying(dsn), ExitStack() as stack:
+    with ExitStack() as stack:
+        tidying = stack.enter_context(ThreadPoolExecutor(1)).submit(tidy, dsn, over := threading.Event())
+        stack.callback(over.set)
         consumers = [stack.enter_context(consuming(dsn, queue, dies)) for queue in QUEUES * 2]
         crowd = [
             actors.start(actors.operate, dsn, ids, tmp_path / f"operator{n}", f"{SEED} {n}", SECONDS)
@@ -69,6 +52,7 @@ def test_one_of_eight_operators_wins_each_letter(conn: Connection, dsn: str, tmp
         ]
         for each in crowd:
             each.join()
+    tidying.result()
     assert [each.exitcode for each in crowd] == [0] * OPERATORS
     finish(conn)
     conn.execute("select bartleby.regroup()")
@@ -91,7 +75,6 @@ def test_one_of_eight_operators_wins_each_letter(conn: Connection, dsn: str, tmp
     assert value(conn, "select count(*) from bartleby.messages") == 0
     took_turns(conn)
     sound(conn)
-    log.info("%s", Counter(verb for verb, _, outcome, _ in answers if outcome != REFUSED))
     assert {verb for verb, _ in wins} == {"replay", "discard", "restore", "hold", "release"}
 
 

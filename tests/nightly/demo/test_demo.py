@@ -1,16 +1,15 @@
 """`bartleby demo` for as long as it takes: the whole show, its console, and signals at any moment."""
 
-import json
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bartleby import Client
@@ -18,7 +17,9 @@ from bartleby.surfaces.cli.demo.booth import Booth
 from bartleby.surfaces.cli.demo.shield import SIGNALS
 from bartleby.surfaces.cli.demo.stage import BUG
 from tests.kit.commands import PROGRAM, STEERING
-from tests.kit.demo import Terminal, a_folder, nothing_is_left, processes, start, wait_until
+from tests.kit.demo import Terminal, a_folder, nothing_is_left, processes, start
+from tests.kit.replay import wait_for
+from tests.kit.worker import until
 
 PLOT = [
     "A shop opens",
@@ -30,9 +31,7 @@ PLOT = [
     "Somebody uploads bomb.png",
     "was killed by SIGABRT",
     "What the dead worker held is back",
-    "now the culprit is known",
     "bomb.png is a dead letter: reason crashed",
-    "is dead: crashed, it killed its workers",
     "crash 2 of 2",
     "no server, no worker, no file is left",
 ]
@@ -44,15 +43,6 @@ def folder(scratch: Path) -> Iterator[Path]:
     with a_folder(scratch) as path:
         yield path
         nothing_is_left(path)
-
-
-def asked(url: str, body: object = None) -> str:
-    """The answer of the console."""
-    given = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, given, {"Content-Type": "application/json"})  # noqa: S310
-    with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
-        text: str = answer.read().decode()
-    return text
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> str:
@@ -89,12 +79,10 @@ def test_whole_show_in_lines(scratch: Path) -> None:
         out, places = performed(80)
     assert -1 not in places, out
     assert places == sorted(places), out
-    told = re.search(r"([\d,]+) messages were sent, ([\d,]+) are done, after ([\d,]+) retries", out)
-    assert told is not None, out
-    sent, done, retries = (int(number.replace(",", "")) for number in told.groups())
-    dead = END.search(out)
-    assert dead is not None, out
-    assert (sent, retries > 50) == (done + int(dead[1]), True)
+    [counted] = re.findall(r"([\d,]+) messages were sent, ([\d,]+) are done, after ([\d,]+) retries", out)
+    sent, done, retries = (int(number.replace(",", "")) for number in counted)
+    [dead] = END.findall(out)
+    assert (sent, retries > 50) == (done + int(dead), True)
     assert not STEERING & set(out)
 
 
@@ -102,8 +90,8 @@ def test_whole_show_in_lines(scratch: Path) -> None:
 def test_signal_ends_the_demo_and_its_console_with_an_open_stream(folder: Path, number: signal.Signals) -> None:
     process = start(folder, "--seconds", "60")
     [url] = re.findall(r"http://localhost:\d+/", read_until(process, "hangs up on"))
-    with urllib.request.urlopen(f"{url}live", timeout=20) as stream:  # noqa: S310
-        assert stream.readline() == b"retry: 2000\n"
+    with httpx.stream("GET", f"{url}live") as stream:
+        assert next(stream.iter_lines()) == "retry: 2000"
         assert len(processes(folder)) > 4
         end(process, number)
 
@@ -121,17 +109,15 @@ def test_signal_at_the_beginning_leaves_nothing_behind(folder: Path, seconds: fl
 def test_closed_pipe_ends_it(folder: Path) -> None:
     process = start(folder)
     assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.close()
-    process.wait(timeout=60)
     assert process.stderr is not None
-    with process.stderr as told:
-        assert "Traceback" not in told.read()
+    process.stdout.close()
+    with process.stderr as errors:
+        assert "Traceback" not in errors.read()
+    process.wait(timeout=60)
 
 
 def test_ctrl_c_in_the_picture_leaves_nothing_behind(folder: Path) -> None:
     terminal = Terminal(folder)
-    terminal.wait_for("emails ")
     terminal.wait_for("Dead letters: ")
     assert "no file is left" in terminal.press_ctrl_c()
     assert terminal.process.returncode == 0
@@ -145,27 +131,21 @@ def test_bug_is_found_fixed_with_a_key_and_replayed(folder: Path) -> None:
     with Client(re.findall(r"export BARTLEBY_DSN=(\S+)", shown)[-1]) as client:
 
         def replayed() -> tuple[str, int, bool]:
-            plan = json.loads(
-                asked(f"{url}api/v1/replays", {"filter": f"group:{bug}", "reason": "a test", "canary": 1})
-            )
-            asked(f"{url}api/v1/replays/{plan['id']}/start", {"reason": "a test", "hash": plan["hash"]})
-            wait_until(lambda: getattr(client.find_replay(plan["id"]), "over", False), seconds=60)
-            found = client.find_replay(plan["id"])
-            assert found is not None
+            plan = client.plan_replay(f"group:{bug}", actor="ana", reason="a test", canary=1)
+            client.start_replay(plan, actor="ana", reason="a test")
+            found = wait_for(client, plan, "finished", "aborted")
             return found.status, found.died_again, found.done == found.items
 
         # the shop stays open, so they become more
-        wait_until(lambda: any(each.error_type == "KeyError" and each.dead > 1 for each in client.groups()), seconds=60)
+        until(lambda: any(each.error_type == "KeyError" and each.dead > 1 for each in client.groups()))
         [bug] = (each.id for each in client.groups() if each.error_type == "KeyError")
-        page = asked(f"{url}groups/{bug}")
+        page = httpx.get(f"{url}groups/{bug}").text
         assert (BUG in page, "Vienna" in page) == (True, True)
         assert replayed() == ("aborted", 1, False)
         terminal.press("f")
         terminal.wait_for("shop.py has changed")
         # there are two at most; those that bomb.png has killed never said good-bye
-        wait_until(
-            lambda: [each.version for each in client.workers() if each.state == "working"].count("1.1") == 2, seconds=60
-        )
+        until(lambda: [each.version for each in client.workers() if each.state == "working"].count("1.1") == 2)
         assert replayed() == ("finished", 0, True)
     terminal.press("f")
     terminal.wait_for("shop.py is mended already")
@@ -192,21 +172,18 @@ def test_first_lines_offer_what_there_is(scratch: Path) -> None:
 def test_console_takes_another_port_or_reports_why_it_cannot_start(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def opened(port: object) -> tuple[str | None, str]:
-        (tmp_path / "bartleby.toml").write_text(f"[console]\nport = {port!r}\n")
-        console = Booth(tmp_path, dsn)
-        assert console.address() is None
-        console.open()
-        try:
-            url = console.address()
-            return url, asked(f"{url}api/v1/health") if url else " ".join(console.said)
-        finally:
-            console.kill()
-
     monkeypatch.setenv("BARTLEBY_CONSOLE_HOST", "no.such.host.invalid")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        url, health = opened(port)
-    assert (url not in {None, f"http://localhost:{port}/"}, bool(json.loads(health))) == (True, True)
-    url, said = opened("none")
-    assert (url, "port" in said) == (None, True)
+        for port in (taken.getsockname()[1], "none"):
+            (tmp_path / "bartleby.toml").write_text(f"[console]\nport = {port!r}\n")
+            console = Booth(tmp_path, dsn)
+            console.open()
+            try:
+                url = console.address()
+                if port == "none":
+                    assert (url, "port" in " ".join(console.said)) == (None, True)
+                else:
+                    assert url not in {None, f"http://localhost:{port}/"}
+                    assert httpx.get(f"{url}api/v1/health").raise_for_status().json()
+            finally:
+                console.kill()

@@ -1,5 +1,5 @@
 """Databases that have pgmq, as in tests/pgmq."""
 
-from tests.pgmq.conftest import bare, template
+from tests.pgmq.conftest import template
 
-__all__ = ["bare", "template"]
+__all__ = ["template"]

@@ -6,7 +6,6 @@ import timeit
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,28 +14,21 @@ from bartleby.failure import Recorder
 from bartleby.fingerprint import normalised
 from bartleby.policy import classify
 from bartleby.redaction import Redactor
-from bartleby.sinks import open_publisher
 from tests.kit import poison
-from tests.kit.sinks.conformance import event, events, harness, named, publish_all
-from tests.kit.sinks.harness_webhook import SECRET
-from tests.kit.sinks.receiver import Receiver, Reply
+from tests.kit.sinks.conformance import event, events, harness, publish_all
+from tests.kit.sinks.servers import until
+from tests.unit import test_lanes
 from tests.unit.test_failure import REPEATED as REDACTED
 from tests.unit.test_failure import outer, raised, wrapping
 from tests.unit.test_fingerprint import REPEATED as NORMALISED
-from tests.unit.test_lanes import lease, messages, threads_of, until
+from tests.unit.test_lanes import MakeLane, lease, messages
 
-if TYPE_CHECKING:
-    from bartleby.threads import ThreadLane
+lane_of = test_lanes.lane_of
 
 
 def processor_seconds(run: Callable[[], object]) -> float:
     """Return the processor time of a call: the best of three, since other processes run beside it."""
-    times = []
-    for _ in range(3):
-        start = time.thread_time()
-        run()
-        times.append(time.thread_time() - start)
-    return min(times)
+    return min(timeit.repeat(run, number=1, repeat=3, timer=time.thread_time))
 
 
 def test_no_text_takes_long_to_redact_or_normalise() -> None:
@@ -67,12 +59,10 @@ def test_recording_costs_less_than_formatting_the_traceback() -> None:
     assert cost(lambda: recorder.evidence("q", wrapped)) < yardstick
 
 
-async def test_quick_handlers_need_one_thread() -> None:
-    opened: list[ThreadLane] = []
-
+async def test_quick_handlers_need_one_thread(lane_of: MakeLane) -> None:
     async def threads_needed() -> int:
         names: set[int] = set()
-        lane, collected = threads_of(opened, lambda _: names.add(threading.get_ident()))
+        lane, collected = lane_of(lambda _: names.add(threading.get_ident()))
         for round_ in range(10):
             lane.put(lease(100), messages(100, 1 + 100 * round_))
             await collected.wait(100 * (round_ + 1))
@@ -80,11 +70,9 @@ async def test_quick_handlers_need_one_thread() -> None:
 
     # a thread that does not get the processor for a while looks like one that blocks
     assert min([await threads_needed() for _ in range(5)]) <= 2
-    for lane in opened:
-        lane.close()
 
 
-async def test_timeout_that_races_with_the_end_of_a_handler_hits_no_other_message() -> None:
+async def test_timeout_that_races_with_the_end_of_a_handler_hits_no_other_message(lane_of: MakeLane) -> None:
     stray: list[BaseException] = []
     limit = 0.5  # longer than a thread that does next to nothing waits for the processor
 
@@ -99,23 +87,13 @@ async def test_timeout_that_races_with_the_end_of_a_handler_hits_no_other_messag
             stray.append(error)
             raise
 
-    opened: list[ThreadLane] = []
-    lane, collected = threads_of(opened, close_to_the_limit, concurrency=2, timeout=limit)
+    lane, collected = lane_of(close_to_the_limit, concurrency=2, timeout=limit)
     lane.put(lease(40), messages(40))
     await collected.wait(40)
     await until(lambda: lane.running == 0)
-    lane.close()
     assert not stray
     assert [settlement for message_id, settlement in collected.settled if message_id % 2 == 0] == [None] * 20
     assert len(collected.settled) == 40
-
-
-async def test_each_answer_of_a_webhook_has_the_whole_timeout() -> None:
-    async with Receiver.running(lambda _: Reply(pause=0.01)) as receiver:
-        options = {"url": receiver.url, "secret": SECRET, "allow_private": True, "concurrency": 1}
-        publisher = open_publisher("webhook", options, 2.0)
-        assert named(await publisher.publish(events(8))) == ["Published"] * 8
-        await publisher.close()
 
 
 @pytest.mark.parametrize("kind", ["nats", "redis", "rabbitmq", "kafka"])

@@ -1,30 +1,32 @@
 """The cost of burying, counting, moving and keeping letters, and of the audit log, beside many others."""
 
-from typing import LiteralString
+from typing import Any, LiteralString
 
 import pytest
 from psycopg.types.json import Jsonb
 
 from tests.kit.clock import move_clock
 from tests.kit.plans import change, command, die, plan, started, steps
-from tests.kit.sql import (
-    Connect,
-    Connection,
-    claim,
-    column,
-    create,
-    pages_read,
-    processor_time,
-    send_count,
-    value,
-)  # fmt: skip
-from tests.nightly.timing.crowd import insert_letters
+from tests.kit.sql import Connect, Connection, claim, column, create, pages_read, processor_time, send_count, value
 
 
 @pytest.fixture
 def conn(conn: Connection) -> Connection:
     create(conn, max_attempts=3, backoff="none")
     return conn
+
+
+def insert_letters(conn: Connection, count: int, *statuses: str, **columns: Any) -> None:
+    """Insert letters of the first queue, which no message has died for, with these statuses in turn and columns."""
+    given = {"reason": "terminal", "attempts": 1, "crashes": 0, "cycle": 1, "worker": "w", "fingerprint": "f"} | columns
+    parameters = {"statuses": list(statuses or ["dead"]), "count": count, **given}
+    conn.execute(
+        f"insert into bartleby.dead_letter ({', '.join(given)}, message_id, queue, status, status_at, created_at,"
+        f" first_failed_at, dead_at, payload) select {', '.join(f'%({name})s' for name in given)},"
+        " nextval('bartleby.message_id'), 1, (%(statuses)s::text[])[n %% cardinality(%(statuses)s::text[]) + 1],"
+        " now(), now(), now(), now(), jsonb_build_object('n', n) from generate_series(1, %(count)s::int) n".encode(),
+        parameters,
+    )
 
 
 def test_statements_about_letters_read_few_pages_beside_many_others(conn: Connection) -> None:
@@ -56,8 +58,7 @@ def test_statements_about_letters_read_few_pages_beside_many_others(conn: Connec
 
 
 def test_trigger_grows_with_the_letters_and_not_with_their_square(conn: Connection) -> None:
-    for kind in ("hashjoin", "mergejoin"):  # as in fail()
-        conn.execute(f"set enable_{kind} = off".encode())
+    conn.execute("set enable_hashjoin = off; set enable_mergejoin = off")  # as in fail()
     update = (
         "explain (analyze, format json) update bartleby.dead_letter"
         " set cycle = cycle + 1, sequence = sequence + 1, dead_at = bartleby.clock()"
@@ -134,11 +135,6 @@ def test_audit_log_is_verified_in_order_without_sorting(conn: Connection) -> Non
     )
     conn.execute("analyze bartleby.audit; set work_mem = '64kB'")
     assert column(conn, "select problem from bartleby.verify_audit()") == []
-    with conn.transaction():
-        conn.execute("set local session_replication_role = replica")
-        conn.execute("update bartleby.audit set actor = 'eve' where id = 12345")
-    found = conn.execute("select id, problem from bartleby.verify_audit()").fetchall()
-    assert found == [(12345, "changed: does not fit its hash")]
     source = value(conn, "select prosrc from pg_proc where proname = 'audit_line_problems'")
     steps_of_plan = column(conn, f"explain {source}")
     assert any("WindowAgg" in step for step in steps_of_plan)

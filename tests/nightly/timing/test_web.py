@@ -1,6 +1,5 @@
 """Costs of the console: rows that a page reads, and how long callers wait for a database that is unavailable."""
 
-import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -89,10 +88,7 @@ def cost(conn: psycopg.Connection, ask: Callable[[Desk], object]) -> dict[str, i
 
 
 def test_callers_do_not_each_wait_for_a_database_that_is_unavailable() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    app = console(f"host=127.0.0.1 port={port} dbname=x", ConsoleSettings(authenticate=False))
+    app = console("host=127.0.0.1 port=1 dbname=x", ConsoleSettings(authenticate=False))
     waits = []
     with visiting(app) as visitor:
         for _ in range(21):
