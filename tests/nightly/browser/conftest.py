@@ -2,11 +2,9 @@
 
 shop          a console over a shop in trouble; for tests that only read (package)
 site          a console over the database of the test
-guarded       the same in production, with authentication
 letters       twelve dead letters of one bug in it
 group         the address of their group
 start_worker  starts a worker with a handler for them
-glance        opens pages in windows that are used again; for tests that only read
 look          opens pages; at the end their consoles must be empty and nothing may violate the policy
 """
 
@@ -19,25 +17,23 @@ from typing import Any
 
 import psycopg
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser
 
 from bartleby import Bartleby, Message, dev
 from tests.kit.browser import CHROMIUM, Look, Site, launched, running
 from tests.kit.database import database_dsn
 from tests.kit.shop import bury, furnish
 from tests.kit.worker import working
+from tests.web.conftest import add_token
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 _NAMES = itertools.count(1)
 StartWorker = Callable[[Callable[[dict[str, object]], None]], None]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.access(CHROMIUM, os.X_OK):
-        return
-    for item in items:
-        if Path(__file__).parent in Path(item.path).parents:
-            item.add_marker(pytest.mark.skip(reason=f"there is no browser at {CHROMIUM} (BARTLEBY_CHROMIUM)"))
+def as_operator(site: Site, name: str) -> dict[str, Any]:
+    """Return options of a window whose requests have a token of this name."""
+    return {"extra_http_headers": {"Authorization": f"Bearer {add_token(site.dsn, 'operator', name=name)}"}}
 
 
 @pytest.fixture(scope="package")
@@ -53,12 +49,6 @@ def shop(server: dev.Server, admin: psycopg.Connection[Any], template: str) -> I
 @pytest.fixture
 def site(dsn: str) -> Iterator[Site]:
     with running(dsn) as made:
-        yield made
-
-
-@pytest.fixture
-def guarded(dsn: str) -> Iterator[Site]:
-    with running(dsn, environment="production", authenticate=True) as made:
         yield made
 
 
@@ -94,21 +84,10 @@ def start_worker(site: Site) -> Iterator[StartWorker]:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    if not os.access(CHROMIUM, os.X_OK):
+        pytest.skip(f"there is no browser at {CHROMIUM} (BARTLEBY_CHROMIUM)")
     with launched() as found:
         yield found
-
-
-@pytest.fixture(scope="package")
-def windows(browser: Browser) -> Iterator[Look]:
-    opened = Look(browser)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def glance(windows: Look) -> Iterator[Callable[..., Page]]:
-    yield windows.again
-    assert not windows.said, windows.said
 
 
 @pytest.fixture

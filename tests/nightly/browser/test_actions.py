@@ -1,32 +1,19 @@
-"""Actions of an on-call engineer in a browser: probe, edit, discard, undo, pause, acknowledge."""
+"""Actions of an on-call engineer in a browser: probe, edit, discard, undo, acknowledge, plan."""
 
 from unittest.mock import Mock
 
 from playwright.sync_api import expect
 
-from tests.kit.browser import Look, Site, fill, status, until
+from tests.kit.browser import Look, Site, fill, status
 from tests.kit.shop import bury
+from tests.kit.worker import until
 from tests.nightly.browser.conftest import StartWorker
-
-
-def test_probe_is_watched_until_it_is_done(
-    site: Site, look: Look, letters: list[int], start_worker: StartWorker
-) -> None:
-    """Interaction 4: replay one as a probe, and watch its outcome in place."""
-    page = look.at(f"{site.url}/letters/{letters[0]}")
-    page.get_by_role("button", name=f"Replay letter {letters[0]}").click()
-    expect(page.locator("#notices")).to_contain_text("lives again")
-    expect(page.locator("#fate")).to_contain_text("ready")
-    start_worker(lambda _: None)
-    expect(page.locator("#fate")).to_contain_text("done")
-    assert status(site.client, letters[0]) == "resolved"
-    assert site.client.audit_log(limit=1, action="letter.replay")[0].reason == "probe"
 
 
 def test_probe_that_dies_again_shows_the_difference(
     site: Site, look: Look, letters: list[int], start_worker: StartWorker
 ) -> None:
-    """Interaction 4: a probe that dies again is reported, with the difference in the error."""
+    """Interaction 4: replay one as a probe and watch it; the difference is shown if it dies again."""
     page = look.at(f"{site.url}/letters/{letters[0]}")
     page.get_by_role("button", name=f"Replay letter {letters[0]}").click()
     expect(page.locator("#fate")).to_contain_text("ready")
@@ -43,18 +30,15 @@ def test_edit_shows_the_difference_and_changes_nothing_else(
     """Interaction 8: edit and replay: the difference is shown before anything runs, and nothing else changes."""
     seen: list[dict[str, object]] = []
     start_worker(seen.append)
-    page = look.at(f"{site.url}/letters/{letters[0]}")
-    page.locator("summary", has_text="Edit and replay").click()
+    page = fill(look.at(f"{site.url}/letters/{letters[0]}"), "Edit and replay", "sold in euro")
     box = page.locator("textarea[name=payload]")
     before = box.input_value()
-    box.fill('{"id": 0,}')
-    fill(page, "Edit and replay", "sold in euro")
-    page.get_by_role("button", name="Show what changes").click()
-    expect(page.locator("#notices")).to_contain_text("not JSON")
-    assert box.input_value() == '{"id": 0,}'
-    box.fill(before.replace('"JPY"', '"EUR"'))
-    page.get_by_role("button", name="Show what changes").click()
-    expect(page.locator("table.diff")).to_contain_text("currency")
+    for text in ('{"id": 0,}', before.replace('"JPY"', '"EUR"')):
+        box.fill(text)
+        page.get_by_role("button", name="Show what changes").click()
+        if text.endswith(",}"):
+            expect(page.locator("#notices")).to_contain_text("not JSON")
+            assert box.input_value() == text
     expect(page.locator("del.gone-text")).to_have_text('"JPY"')
     expect(page.locator("ins.new-text")).to_have_text('"EUR"')
     page.get_by_role("button", name="Replay 1 letter").click()
@@ -64,14 +48,12 @@ def test_edit_shows_the_difference_and_changes_nothing_else(
 
 def test_letter_is_discarded_with_a_reason_and_restored_by_undo(site: Site, look: Look, letters: list[int]) -> None:
     """Interaction 6: nothing is discarded without a reason; undo restores it."""
-    page = look.at(f"{site.url}/letters/{letters[0]}")
+    page, button = look.at(f"{site.url}/letters/{letters[0]}"), f"Discard letter {letters[0]}"
     page.locator("summary", has_text="Discard it").click()
-    page.locator("form[action$=discard] input[name=reason]").evaluate("each => { each.required = false }")
-    page.get_by_role("button", name=f"Discard letter {letters[0]}").click()
-    expect(page.locator("#notices")).to_contain_text("Reason: it is missing")
-    expect(page.locator("h1")).to_contain_text(f"Letter {letters[0]}")
+    page.get_by_role("button", name=button).click()
+    expect(page.locator("form[action$=discard] input[name=reason]")).to_be_focused()
     assert status(site.client, letters[0]) == "dead"
-    fill(page, "Discard it", "a test").get_by_role("button", name=f"Discard letter {letters[0]}").click()
+    fill(page, "Discard it", "a test").get_by_role("button", name=button).click()
     expect(page.locator("#notices")).to_contain_text("is discarded")
     assert status(site.client, letters[0]) == "discarded"
     page.get_by_role("button", name="Undo").click()
@@ -80,36 +62,8 @@ def test_letter_is_discarded_with_a_reason_and_restored_by_undo(site: Site, look
     assert status(site.client, letters[0]) == "dead"
 
 
-def test_letters_that_died_meanwhile_are_not_discarded(site: Site, look: Look, letters: list[int]) -> None:
-    """Interaction 6: letters that died meanwhile are not discarded with the rest."""
-    page = look.at(f"{site.url}/letters?filter=queue:orders")
-    page.get_by_role("button", name="Discard 12 …").click()
-    more = bury(site.client, "orders", [{"id": 99}], kind="KeyError", error="'JPY'")
-    page.get_by_label("Reason").fill("twelve of them")
-    page.get_by_role("button", name="Discard 12 letters").click()
-    expect(page.get_by_role("alert")).to_contain_text("12 letters were looked at, and now the filter finds 13")
-    assert {status(site.client, each) for each in [*letters, *more]} == {"dead"}
-
-
-def test_queue_is_paused_and_resumed_from_its_group(site: Site, look: Look, group: str) -> None:
-    """Interaction 3: pause a queue from its group, for 30 minutes or until it is resumed."""
-    page = look.at(group)
-    for verb, notice in (("Pause", "Queue orders is paused"), ("Resume", "hands out messages again")):
-        fill(page, "Stop the bleeding").get_by_role("button", name=f"{verb} orders").click()
-        expect(page.locator("#notices")).to_contain_text(notice)
-        assert site.client.queues()[0].paused == (verb == "Pause")
-    form = fill(page, "Stop the bleeding").locator("form", has=page.get_by_role("button", name="Pause orders"))
-    form.get_by_label("For").select_option("30 minutes")
-    form.get_by_role("button", name="Pause orders").click()
-    expect(page.locator("#notices")).to_contain_text("goes on by itself then")
-    assert site.client.queues()[0].paused_until is not None
-    for path in ("/queues", "/queues/orders", "/"):
-        page.goto(site.url + path)
-        expect(page.locator("main")).to_contain_text("resumes in 30 min")
-
-
 def test_group_is_acknowledged_muted_resolved_and_reopened(look: Look, group: str) -> None:
-    """Interaction 3: mute a group for a time, and reopen it."""
+    """Interaction 3: acknowledge a group, mute it for a time, resolve and reopen it."""
     page = look.at(group)
     for summary, button, state in (
         ("Acknowledge", "Acknowledge group", "acknowledged"),
@@ -129,12 +83,41 @@ def test_note_and_incident_summary_are_shown(site: Site, look: Look, group: str)
     page.get_by_role("button", name="Copy incident summary").click()
     until(lambda: page.evaluate("navigator.clipboard.readText()").startswith("## `KeyError`"))
     summary = page.evaluate("navigator.clipboard.readText()")
-    for words in (
-        f"]({group}), acknowledged",
-        "dies at `/srv/shop/billing.py:41 in charge`",
-        "says: `a release without JPY`",
-    ):
-        assert words in summary
+    assert f"]({group}), acknowledged" in summary
+    assert "says: `a release without JPY`" in summary
     for place in ("/", "/groups", "/audit"):
         page.goto(site.url + place)
         expect(page.locator("main")).to_contain_text("a release without JPY")
+
+
+def test_plan_previews_what_will_happen_and_runs_without_a_page(
+    site: Site, look: Look, letters: list[int], start_worker: StartWorker
+) -> None:
+    """Interaction 5: replay many with a plan: a frozen number, what will happen to each, and the outcome."""
+    site.client.create_queue("billing")
+    more = bury(site.client, "billing", [{"invoice": n} for n in range(3)], kind="KeyError", error="'JPY'")
+    site.client.hold([letters[3]], actor="ben", reason="evidence")
+    page = look.at(f"{site.url}/letters?filter=type:KeyError")
+    page.get_by_label("Reason of the replay").fill("the rates are there")
+    page.get_by_role("button", name="Plan a replay of 15").click()
+    expect(page.locator("#progress")).to_contain_text("14 of 15 letters will run. Nothing runs until you say so.")
+    shares = page.get_by_role("table", name="Items by queue and prediction").locator("tbody tr")
+    expect(shares).to_have_count(3)
+    assert {each.inner_text().split()[0] for each in shares.all()} == {"orders", "billing"}
+    expect(page.get_by_role("table", name="Obstacles")).to_contain_text("by ben: evidence")
+    expect(page.get_by_role("table", name="Items", exact=True).locator("tbody tr").first).to_be_visible()
+    late = bury(site.client, "orders", [{"id": 99}], kind="KeyError", error="'JPY'")
+    assert {status(site.client, each) for each in [*letters, *more]} == {"dead"}
+    page.get_by_role("button", name="Replay 14 letters").click()
+    expect(page.locator("#notices")).to_contain_text("runs")
+    page.close()
+    start_worker(lambda _: None)
+    plan = site.client.replays(limit=1)[0].id
+    until(lambda: site.client.replays(limit=1)[0].replayed + site.client.replays(limit=1)[0].settled >= 11, 30)
+    page = look.at(f"{site.url}/operations/{plan}")
+    expect(page.locator("#progress")).to_contain_text("are alive")  # nobody works on billing
+    lease = site.client.claim("billing", "w", limit=9)
+    assert lease
+    site.client.ack(lease.id)
+    expect(page.locator("#progress")).to_contain_text("14 done, 0 died again, 1 skipped", timeout=30_000)
+    assert status(site.client, late[0]) == "dead"

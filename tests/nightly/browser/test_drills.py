@@ -1,28 +1,21 @@
 """The eight on-call drills with a stopwatch: how many seconds and clicks each may take.
 
-docs/concepts/on-call-drills.md describes them and has the measurements: python -m tests.nightly.browser.drill_page
+docs/concepts/on-call-drills.md describes them and has the measurements: python -m tools.drills
 """
 
-import logging
 import re
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from bartleby import Client
-from bartleby.principal import Role
 from bartleby.surfaces.web import live
-from tests.kit.browser import Look, Site, away, is_live, running, status, token, until
+from tests.kit.browser import Look, Site, away, is_live, running
+from tests.kit.burying import statuses
 from tests.kit.shop import bury
-from tests.nightly.browser.conftest import StartWorker
-from tests.nightly.browser.stopwatch import drill
+from tests.nightly.browser.conftest import StartWorker, as_operator
+from tests.nightly.browser.drill import drill
 from tests.nightly.browser.test_reading import violations
-
-_log = logging.getLogger("bartleby.drills")
 
 
 @pytest.fixture(autouse=True)
@@ -39,18 +32,10 @@ def site(dsn: str) -> Iterator[Site]:
 
 @pytest.fixture
 def letters(site: Site) -> list[int]:
-    return forty(site)
-
-
-def forty(site: Site) -> list[int]:
-    """Let forty orders die of a missing currency."""
+    """Forty orders that have died of a missing currency."""
     site.client.create_queue("orders", {"max_attempts": 1, "breaker": "off"})
     orders: list[object] = [{"id": n, "currency": "JPY", "customer": {"id": 42 + n}} for n in range(40)]
     return bury(site.client, "orders", orders, kind="KeyError", error="'JPY'", key="order")
-
-
-def statuses(site: Site, letters: list[int]) -> set[str]:
-    return {status(site.client, each) for each in letters}
 
 
 def test_drill_a_fix_is_replayed_from_the_link_of_an_alert(
@@ -75,7 +60,7 @@ def test_drill_a_fix_is_replayed_from_the_link_of_an_alert(
         page.get_by_role("button", name="Replay 40 letters").click()
         expect(page.locator("#progress")).to_contain_text("40 done, 0 died again", timeout=50_000)
     made.picture(page, "done")
-    assert statuses(site, letters) == {"resolved"}
+    assert set(statuses(site.client, letters)) == {"resolved"}
 
 
 def test_drill_b_one_order_of_one_customer_is_found(site: Site, letters: list[int], look: Look) -> None:
@@ -111,22 +96,18 @@ def test_drill_c_discarded_group_is_restored_whole(site: Site, letters: list[int
         page.keyboard.type("40")
         page.keyboard.press("Enter")
         expect(page.locator("#notices")).to_contain_text("39 letters discarded; 1 left alone")
-        assert statuses(site, letters) == {"discarded", "dead"}
+        assert set(statuses(site.client, letters)) == {"discarded", "dead"}
         made.picture(page, "discarded")
         page.get_by_role("button", name="Undo").click()
         expect(page.locator("#notices")).to_contain_text("39 letters are dead again")
-    assert statuses(site, letters) == {"dead"}
+    assert set(statuses(site.client, letters)) == {"dead"}
 
 
-def test_drill_d_one_of_two_operators_wins(guarded: Site, look: Look) -> None:
+def test_drill_d_one_of_two_operators_wins(site: Site, letters: list[int], look: Look) -> None:
     """Drill d: two operators race, for a letter and for a plan; one wins, the other sees who did."""
-    site = guarded
-    letter, *others = forty(site)
+    letter, *others = letters
     plan = site.client.plan_replay(ids=others, actor="cleo", reason="fixed")
-    people = {
-        name: look.at("about:blank", extra_http_headers={"Authorization": f"Bearer {token(site, name, Role.OPERATOR)}"})
-        for name in ("ana", "ben")
-    }
+    people = {name: look.at("about:blank", **as_operator(site, name)) for name in ("ana", "ben")}
     with drill(people["ben"], "d", seconds=60) as made:
         for page in people.values():
             page.goto(f"{site.url}/letters/{letter}")
@@ -183,10 +164,11 @@ def test_drill_e_probe_is_done_by_keyboard_alone(
         page.keyboard.press("Enter")
         expect(page.locator("#fate")).to_contain_text("done", timeout=30_000)
     made.picture(page, "done")
+    assert site.client.audit_log(limit=1, action="letter.replay")[0].reason == "probe"
 
 
 def test_drill_f_queue_is_paused_on_a_phone(site: Site, letters: list[int], look: Look) -> None:
-    """Drill f: on a phone, 360 pixels wide, find what is wrong and stop it."""
+    """Drill f: on a phone, 360 pixels wide, find what is wrong and pause its queue."""
     page = look.at("about:blank", viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     with drill(page, "f", seconds=60, clicks=6) as made:
         page.goto(f"{site.url}/")
@@ -247,35 +229,13 @@ def test_drill_h_new_letters_move_nothing_under_the_cursor(site: Site, letters: 
         third.hover()
         text, box = third.locator("a").inner_text(), third.bounding_box()
         assert box is not None
-        began = time.monotonic()
-        with storm(site.dsn) as count:
-            until(lambda: count[0] >= 100, 40)
-            rate = count[0] * 60 / (time.monotonic() - began)
-            expect(page.locator("#newer")).to_have_text(re.compile(r"^\d{2,} new letters, show$"), timeout=30_000)
+        site.client.create_queue("storm")
+        for number in range(25):
+            bury(site.client, "storm", [{"n": number}] * 4, kind="OSError", error="no route")
+            page.wait_for_timeout(100)
             assert third.locator("a").inner_text() == text
             assert third.bounding_box() == box
-            assert page.locator("[data-row]").count() == len(letters)
-            made.picture(page, "waiting")
-    _log.info("drill h: %d letters a minute", rate)
-
-
-@contextmanager
-def storm(dsn: str) -> Iterator[list[int]]:
-    """Let twenty letters die each second; yields their number."""
-    count, stop = [0], threading.Event()
-
-    def run() -> None:
-        with Client(dsn) as client:
-            client.create_queue("storm")
-            began = time.monotonic()
-            while not stop.wait(max(0.0, began + count[0] / 20 - time.monotonic())):
-                bury(client, "storm", [{"n": count[0]}] * 4, kind="OSError", error="no route")
-                count[0] += 4
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield count
-    finally:
-        stop.set()
-        thread.join(30)
+        expect(page.locator("#newer")).to_have_text(re.compile(r"^\d{2,} new letters, show$"), timeout=30_000)
+        assert third.bounding_box() == box
+        assert page.locator("[data-row]").count() == len(letters)
+        made.picture(page, "waiting")

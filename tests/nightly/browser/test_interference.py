@@ -1,12 +1,11 @@
 """Double clicks, stale pages, and pages that update while a form is open: nothing is done twice or lost."""
 
-from typing import Any
-
 import pytest
 from playwright.sync_api import expect
 
 from bartleby.surfaces.web import live
-from tests.kit.browser import Look, Site, away, fill, is_live, status, until
+from tests.kit.browser import Look, Site, fill, is_live
+from tests.kit.worker import until
 from tests.nightly.browser.test_reading import violations
 
 
@@ -18,10 +17,15 @@ def test_form_clicked_twice_is_sent_once(site: Site, look: Look, group: str) -> 
     assert len(site.client.replays()) == 1
 
 
-def test_notice_stays_while_the_page_follows_a_letter(site: Site, look: Look, letters: list[int]) -> None:
+def test_lost_answer_is_an_unknown_outcome_and_a_notice_stays(site: Site, look: Look, letters: list[int]) -> None:
     page = is_live(look.at(f"{site.url}/letters/{letters[0]}"))
-    page.get_by_role("button", name=f"Replay letter {letters[0]}").click()
-    notice = page.locator("#notices .notice")
+    replay, notice = page.get_by_role("button", name=f"Replay letter {letters[0]}"), page.locator("#notices .notice")
+    page.route("**/replay", lambda route: route.fulfill(status=503, headers={"X-Request-Id": "web-17"}))
+    replay.click()
+    expect(notice).to_contain_text("whether it was done is not known")
+    expect(notice).to_contain_text("Request web-17")
+    page.unroute_all()
+    replay.click()
     expect(notice).to_contain_text("lives again")
     for _ in range(2):
         with page.expect_response(lambda each: each.url.endswith(f"/letters/{letters[0]}")):
@@ -29,37 +33,13 @@ def test_notice_stays_while_the_page_follows_a_letter(site: Site, look: Look, le
     expect(notice).to_be_focused()
 
 
-@pytest.mark.own_database
-def test_form_is_not_resent_when_the_database_is_back(site: Site, look: Look, letters: list[int], admin: Any) -> None:
-    probe = is_live(look.at(f"{site.url}/letters/{letters[0]}"))
-    page = is_live(look.at(f"{site.url}/letters?filter=queue:orders"))
-    page.get_by_role("button", name="Discard 12 …").click()
-    page.get_by_label("Reason").fill("a test")
-    with away(admin, site.dsn.rpartition("/")[2]):
-        probe.get_by_role("button", name=f"Replay letter {letters[0]}").click()
-        expect(probe.locator("#notices")).to_contain_text("whether it was done is not known")
-        expect(probe.locator("#notices")).to_contain_text("Request web-")
-        page.get_by_role("button", name="Discard 12 letters").click()
-        expect(page.locator("main")).to_contain_text("not sent again by itself")
-    assert page.locator("script[src$='down.js']").count() == 0
-    page.get_by_role("link", name="To the start").click()
-    expect(page.locator("#verdict")).to_be_visible()
-    assert {status(site.client, each) for each in letters} == {"dead"}
-
-
-def report(site: Site, name: str) -> None:
-    site.client.create_queue("orders")
-    site.client.report_worker(name, version="1", queues=["orders"], host="node", pid=1, concurrency=1, running=0)
-
-
 def test_open_form_stays_with_its_worker_and_a_tapped_row_holds_nothing(site: Site, look: Look) -> None:
-    report(site, "worker-b")
+    site.client.create_queue("orders")
+    site.client.report_worker("worker-b", queues=["orders"], host="node", pid=1)
     page = is_live(look.at(f"{site.url}/workers"))
     page.locator("td summary").click()
     page.get_by_label("Reason").fill("it leaks")
-    page.locator("h1").click()
-    page.mouse.move(0, 0)
-    report(site, "worker-a")
+    site.client.report_worker("worker-a", queues=["orders"], host="node", pid=2)
     look_again = "htmx.trigger(document.getElementById('workers'), 'every')"
     page.evaluate(look_again)
     page.locator("td summary").click()
@@ -68,9 +48,10 @@ def test_open_form_stays_with_its_worker_and_a_tapped_row_holds_nothing(site: Si
         page.mouse.move(0, 0)
         page.evaluate(look_again)
     expect(page.locator("[data-row]")).to_have_count(2)
-    page.locator("[data-row]", has_text="worker-b").locator("summary").click()
+    own = page.locator("[data-row]", has_text="worker-b")
+    own.locator("summary").click()
     expect(page.get_by_role("button", name="Drain worker-b")).to_be_visible()
-    assert page.locator("[data-row]", has_text="worker-b").get_by_label("Reason").input_value() == "it leaks"
+    assert own.get_by_label("Reason").input_value() == "it leaks"
     page = is_live(look.at(f"{site.url}/workers", has_touch=True, is_mobile=True))
     page.locator("[data-row] .second").first.tap()
     expect(page.locator("[data-row]:hover")).to_have_count(1)

@@ -1,7 +1,7 @@
 """The documentation of the console names the tests that show it."""
 
-from tests.nightly.browser.drill_page import PAGE, shown, shown_table, written
-from tests.nightly.browser.shots import KEPT, TOUR, WAYS
+from tools.drills import PAGE, shown, shown_table, written
+from tools.shots import KEPT, TOUR, WAYS
 
 
 def test_each_interaction_and_drill_is_shown_by_a_test() -> None:
@@ -11,7 +11,7 @@ def test_each_interaction_and_drill_is_shown_by_a_test() -> None:
 
 def test_page_of_the_drills_names_its_tests() -> None:
     page = PAGE.read_text()
-    assert written(page, "tests", shown_table()) == page, "python -m tests.nightly.browser.drill_page --tests"
+    assert written(page, "tests", shown_table()) == page, "python -m tools.drills --tests"
 
 
 def test_tour_has_every_page_in_light_dark_and_on_a_phone() -> None:

@@ -55,15 +55,15 @@ def test_filter_is_completed_with_keys_alone(site: Site, look: Look, letters: li
     expect(page.locator("[data-row]")).to_have_count(1)
 
 
-def test_all_matches_are_selected_beyond_the_page_and_frozen_into_a_plan(
+def test_all_matches_are_selected_beyond_the_page_and_the_result_has_an_address(
     site: Site, look: Look, letters: list[int]
 ) -> None:
+    assert letters
     page = is_live(look.at(f"{site.url}/letters?filter=queue:orders"))
     expect(page.locator("[data-matching]")).to_be_hidden()
     page.get_by_label("Select all on this page").check()
     expect(page.locator("[data-selected]")).to_have_text("50 selected")
     page.get_by_role("button", name="Select all 60 that fit").click()
-    expect(page.locator("[data-selected]")).to_have_text("All 60 that fit are selected")
     expect(page.get_by_role("button", name="Discard 60 …")).to_be_visible()
     page.get_by_label("Select letter").first.uncheck()
     expect(page.locator("[data-selected]")).to_have_text("49 selected")
@@ -72,29 +72,13 @@ def test_all_matches_are_selected_beyond_the_page_and_frozen_into_a_plan(
     expect(page.locator("[data-selected]")).to_have_text("All 60 that fit are selected")
     page.get_by_label("Reason of the replay").fill("the rates are there")
     page.get_by_role("button", name="Replay 60 …").click()
-    expect(page.locator("#progress")).to_contain_text("60 of 60 letters will run")
-    page.go_back()
-    page.keyboard.type("*a")
-    page.get_by_role("button", name="Discard 60 …").click()
-    expect(page.locator("h1")).to_have_text("Discard 60 letters?")
-    page.get_by_label("Reason").fill("test orders")
-    page.get_by_role("button", name="Discard 60 letters").click()
-    expect(page.locator("#notices")).to_contain_text("60 letters discarded")
-
-
-def test_result_of_an_action_has_an_address(site: Site, look: Look, letters: list[int]) -> None:
-    group = site.client.groups(limit=1)[0].id
-    page = is_live(look.at(f"{site.url}/groups/{group}"))
-    page.get_by_label("Reason").first.fill("fixed")
-    page.get_by_role("button", name=f"Plan a replay of {len(letters)} letters").click()
     page.wait_for_url(re.compile(r"/operations/\d+$"))
     expect(page.locator("nav [aria-current=page]")).to_have_text("Operations")
     expect(page).to_have_title(re.compile("^Replay "))
     page.reload()
     expect(page.locator("#progress")).to_contain_text("60 of 60 letters will run")
     page.go_back()
-    page.wait_for_url(re.compile(rf"/groups/{group}$"))
-    expect(page.locator("h1")).to_contain_text("KeyError")
+    page.wait_for_url(re.compile("/letters"))
     page.go_forward()
     expect(page.locator("h1")).to_contain_text("Replay")
 
@@ -136,25 +120,16 @@ def test_slow_search_fills_its_page_by_itself(
     conn.commit()
     shorten_searches(conn)
     page = look.at("about:blank")
-    page.route(re.compile("have="), lambda route: route.abort())
-    page.goto(f"{site.url}/letters?filter=error:rare")
-    onward = page.get_by_role("link", name="Look further")
-    expect(onward).to_be_visible()
-    assert page.locator("[data-row]").count() == 0
-    expect(page.locator(".bulk")).to_be_hidden()
-    page.unroute_all()
-    page.goto(f"{site.url}/letters?filter=error:none")
-    expect(page.locator("#found")).to_contain_text("No letter fits.")
     # a hidden page does not search
     page.clock.install()
     page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => window.gone ?? true })")
     page.goto(f"{site.url}/letters?filter=error:rare")
     expect(is_live(page).locator("#count")).to_have_text("0 found so far")
+    expect(page.locator(".bulk")).to_be_hidden()
     page.evaluate("window.gone = false")
     page.clock.fast_forward(5000)
     expect(page.locator("#count")).to_have_text("4 found")
     assert [int(each) for each in page.locator("[data-row] .first").all_inner_texts()] == rare
-    expect(onward).to_have_count(0)
+    expect(page.get_by_role("link", name="Look further")).to_have_count(0)
     page.get_by_label("Select all on this page").check()
-    page.get_by_role("button", name="Discard 4 …").click()
-    expect(page.locator("h1")).to_have_text("Discard 4 letters?")
+    expect(page.get_by_role("button", name="Discard 4 …")).to_be_visible()

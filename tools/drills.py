@@ -1,7 +1,7 @@
-"""Run the drills three times and write what came of them into docs/concepts/on-call-drills.md, with pictures.
+"""Run the drills three times and write their times into docs/concepts/on-call-drills.md, with pictures.
 
-python -m tests.nightly.browser.drill_page            runs them
-python -m tests.nightly.browser.drill_page --tests    only writes which test shows what, from the tests' own words
+python -m tools.drills            runs them
+python -m tools.drills --tests    only writes which test shows what, from the docstrings of the tests
 """
 
 import ast
@@ -15,26 +15,20 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from tests.nightly.browser.drill import Drill
+from tools.shots import KEPT, shrink
 
-from tests.kit.browser import CHROMIUM, FLAGS
-from tests.nightly.browser.pictures import shrink
-from tests.nightly.browser.stopwatch import Drill
-
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "concepts" / "on-call-drills.md"
-PICTURES = ROOT / "docs" / "images" / "console"
 RUNS = 3
 _SHOWN = re.compile(r"(Drill [a-h]|Interaction \d+): (.+)")
 
 
 def shown() -> Iterator[tuple[str, str, str]]:
     """Every drill and every interaction that a test says it shows: which, in what words, and by what name."""
-    for file in sorted(Path(__file__).parent.glob("test_*.py")):
+    for file in sorted((ROOT / "tests" / "nightly" / "browser").glob("test_*.py")):
         for test in ast.parse(file.read_text()).body:
-            found = _SHOWN.match(ast.get_docstring(test) or "") if isinstance(test, ast.FunctionDef) else None
-            if found:
-                assert isinstance(test, ast.FunctionDef)
+            if isinstance(test, ast.FunctionDef) and (found := _SHOWN.match(ast.get_docstring(test) or "")):
                 yield found[1], found[2], f"`{file.stem}.{test.name}`"
 
 
@@ -46,19 +40,18 @@ def shown_table() -> str:
 
 def times_table(drills: list[Drill]) -> str:
     """The slowest of each."""
-    rows = []
-    for name in sorted({each.name for each in drills}):
-        slowest = max((each for each in drills if each.name == name), key=lambda each: each.console)
-        bound = f"{slowest.bound:.0f} s"
-        hands = f"{slowest.hands:.0f} s" if slowest.hands else "none"
-        rows.append((name, bound, f"{slowest.console:.1f} s", str(slowest.clicks), str(slowest.keys), hands))
+    slowest = {each.name: each for each in sorted(drills, key=lambda each: each.console)}
+    rows = [
+        (each.name, f"{each.bound:.0f} s", f"{each.console:.1f} s", str(each.clicks), str(each.keys),
+         f"{each.hands:.0f} s" if each.hands else "none")
+        for _, each in sorted(slowest.items())
+    ]  # fmt: skip
     return table(("drill", "at most", "the console took", "clicks", "keys", "hands need about"), rows)
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A table in Markdown."""
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(each)} |" for each in lines)
+    return "\n".join(f"| {' | '.join(each)} |" for each in [head, ("---",) * len(head), *rows])
 
 
 def written(page: str, name: str, text: str) -> str:
@@ -83,10 +76,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             page = written(page, "times", times_table(run(Path(folder))))
             pictures = sorted(Path(folder).glob("*.png"))
-            with sync_playwright() as playwright:
-                shrink(playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS), pictures)
+            shrink(pictures)
             for each in pictures:
-                shutil.copy(each, PICTURES)
+                shutil.copy(each, KEPT)
     PAGE.write_text(page)
 
 

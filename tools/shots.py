@@ -1,28 +1,27 @@
-"""Pictures of every page, over a shop in trouble, for the documentation: python -m tests.nightly.browser.shots [FOLDER]
+"""Take pictures of every console page for the documentation: `python -m tools.shots [FOLDER]`.
 
-Each is made in light, in dark and as a phone has it. They are to be looked at.
+Each page is taken in the light theme, in the dark theme and at the size of a phone. Look at them.
 """
 
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import psycopg
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect
 
 from bartleby import dev, schema
-from tests.kit.browser import CHROMIUM, FLAGS, Site, away, is_live, running
+from tests.kit.browser import Site, away, is_live, launched, running
 from tests.kit.clock import move_clock
 from tests.kit.shop import furnish, remember, work
-from tests.nightly.browser.pictures import shrink
 from tests.nightly.browser.test_reading import PAGES
 
-KEPT = Path(__file__).parents[3] / "docs" / "images" / "console"
+KEPT = Path(__file__).parents[1] / "docs" / "images" / "console"
 PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "has_touch": True, "is_mobile": True}
 WAYS: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1360, "height": 900}, "color_scheme": "light"},
@@ -44,39 +43,42 @@ def go(page: Page, site: Site, guarded: Site, name: str) -> None:
         page.goto(f"{site.url}/letters?filter=queue:orders")
         page.get_by_role("button", name="Discard 35 …").click()
         expect(page.locator("h1")).to_have_text("Discard 35 letters?")
+    elif name == "down":
+        page.goto(f"{site.url}/queues")
+        expect(page.locator("h1")).to_have_text("The database cannot be reached")
     else:
         page.goto(site.url + PAGES[name.replace("-", " ")].format(**site.ids))
         is_live(page)
 
 
-def take(browser: Browser, site: Site, guarded: Site, admin: Any, folder: Path) -> None:
+def take(browser: Browser, site: Site, guarded: Site, admin: psycopg.Connection[Any], folder: Path) -> None:
     """Make the pictures; the database is away in the last one of each."""
     for way, options in WAYS.items():
         context = browser.new_context(**options, reduced_motion="reduce")
         page = context.new_page()
         work(site.client)
         for name in TOUR:
-            if name == "down":
-                with away(admin, "shop"):
-                    page.goto(f"{site.url}/queues")
-                    expect(page.locator("h1")).to_have_text("The database cannot be reached")
-                    page.screenshot(path=folder / f"{name}-{way}.png")
-                    continue
-            go(page, site, guarded, name)
-            page.screenshot(path=folder / f"{name}-{way}.png")
+            with away(admin, "shop") if name == "down" else nullcontext():
+                go(page, site, guarded, name)
+                page.screenshot(path=folder / f"{name}-{way}.png")
         context.close()
+
+
+def shrink(files: list[Path]) -> None:
+    """Write each picture again with a palette of 128 colours, to keep the repository small."""
+    for file in files:
+        with Image.open(file) as picture:
+            small = picture.convert("RGB").quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        small.save(file, optimize=True)
 
 
 @contextmanager
 def shop() -> Iterator[tuple[Any, str]]:
     """A server with a database in which a day of a shop has passed; returns a connection beside it, and its address."""
-    place = Path(tempfile.mkdtemp(prefix="bartleby-shots-"))
-    place.chmod(0o755)
-    try:
-        with (
-            dev.start(place, settings={"fsync": "off"}) as server,
-            psycopg.connect(server.dsn, autocommit=True) as admin,
-        ):
+    with tempfile.TemporaryDirectory(prefix="bartleby-shots-") as place:
+        Path(place).chmod(0o755)
+        with dev.start(Path(place), settings={"fsync": "off"}) as server, psycopg.connect(server.dsn) as admin:
+            admin.autocommit = True
             admin.execute("create database shop")
             dsn = f"{server.dsn.rpartition('/')[0]}/shop"
             with psycopg.connect(dsn, autocommit=True) as connection:
@@ -84,8 +86,6 @@ def shop() -> Iterator[tuple[Any, str]]:
                 remember(dsn, move_clock(connection))
                 schema.install(connection)  # with its own clock again
             yield admin, dsn
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def main(folder: Path) -> None:
@@ -96,12 +96,11 @@ def main(folder: Path) -> None:
         shop() as (admin, dsn),
         running(dsn, environment="production") as site,
         running(dsn, environment="production", authenticate=True) as guarded,
-        sync_playwright() as playwright,
-        playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS) as browser,
+        launched() as browser,
     ):
         site.ids = furnish(site.client)
         take(browser, site, guarded, admin, folder)
-        shrink(browser, [folder / f"{name}-{way}.png" for name in TOUR for way in WAYS])
+        shrink([folder / f"{name}-{way}.png" for name in TOUR for way in WAYS])
 
 
 if __name__ == "__main__":

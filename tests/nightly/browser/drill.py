@@ -1,11 +1,9 @@
-"""A stopwatch for drills: how long the console takes, and how much hands have to do.
+"""The stopwatch of a drill: how long the console takes, and how many clicks and keys a person needs.
 
-BARTLEBY_DRILLS names a folder that gets a line of JSON for every drill, and its pictures;
-`tests.nightly.browser.drill_page` makes a page of them.
+BARTLEBY_DRILLS names a folder that gets a line of JSON for every drill, and its pictures (tools/drills.py reads them).
 """
 
 import json
-import logging
 import os
 import time
 from collections.abc import Iterator
@@ -22,7 +20,6 @@ _COUNT = """for (const kind of ["pointerdown", "keydown"]) {
   addEventListener(kind, () => sessionStorage.setItem(kind, Number(sessionStorage.getItem(kind) ?? 0) + 1), true);
 }"""
 _READ = """["pointerdown", "keydown"].map((kind) => Number(sessionStorage.getItem(kind) ?? 0))"""
-_log = logging.getLogger("bartleby.drills")
 
 
 @dataclass
@@ -50,7 +47,7 @@ class Drill:
 
 @contextmanager
 def drill(page: Page, name: str, *, seconds: float, clicks: int | None = None) -> Iterator[Drill]:
-    """Take the time and count the clicks and keys, from an empty page on; the log has them (--log-cli-level=INFO).
+    """Take the time and count the clicks and keys, from an empty page on.
 
     Bounds are those of a person. A script is quicker, so what hands would need has to fit as well.
     """
@@ -60,7 +57,6 @@ def drill(page: Page, name: str, *, seconds: float, clicks: int | None = None) -
     yield made
     made.console += time.monotonic() - began
     made.clicks, made.keys = page.evaluate(_READ)
-    _log.info("drill %s: %.1f s, %d clicks, %d keys", name, made.console, made.clicks, made.keys)
     if folder := os.environ.get("BARTLEBY_DRILLS"):
         with (Path(folder) / "drills.jsonl").open("a") as kept:
             kept.write(json.dumps(asdict(made)) + "\n")
