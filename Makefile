@@ -16,7 +16,7 @@ NIGHTLY ?=
 # Tests start hundreds of processes: each would compile the package anew where somebody switched the cache off.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick check bench matrix nightly clean system
+.PHONY: demo test quick check bench matrix nightly clean system plpgsql-check
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
@@ -60,7 +60,7 @@ $(VENV)/demo: pyproject.toml
 	@touch $@
 
 $(VENV)/installed: pyproject.toml
-	@$(MAKE) --no-print-directory system
+	@$(MAKE) --no-print-directory system plpgsql-check
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[contributor]'
 	@touch $@
@@ -97,4 +97,17 @@ system:
 				echo "make: the tests that need $$program are skipped, and listed at the end";; \
 			esac; \
 		done; \
+	fi
+
+# The checker of PL/pgSQL for Debian's server; its package is named after the version that is installed by now.
+plpgsql-check:
+	@set -- /usr/lib/postgresql/*/bin/postgres; home=$${1%/bin/postgres}; \
+	package=postgresql-$${home##*/}-plpgsql-check; \
+	if [ ! -x "$$1" ] || [ -e "$$home/lib/plpgsql_check.so" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "make: installing the Debian package $$package"; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$package >/dev/null \
+		|| echo "make: apt-get could not install $$package"; \
+	else \
+		echo "make: missing, and not installed because this is not root on a Debian: $$package"; \
 	fi
