@@ -20,6 +20,7 @@ from bartleby.message import Reaped
 
 DUTY = "janitor"
 _HOLD = 3.0
+_LEAVE_SECONDS = 2.0
 _SHORT, _LONG = 5.0, 120.0
 _REAP = 1.0
 _TURN = 10.0
@@ -113,8 +114,8 @@ class Janitor:
 
     async def _leave(self) -> None:
         try:
-            async with asyncio.timeout(2):
-                self._link.deadline = 2.0
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                self._link.deadline = _LEAVE_SECONDS
                 await self._link.run(calls.leave_duty(DUTY, self._name))
         except (psycopg.Error, BartlebyError, OSError):
             pass  # it lapses by itself

@@ -21,6 +21,7 @@ from bartleby.replays import OVER, Advance
 
 DUTY = "replays"
 _HOLD = 3.0
+_LEAVE_SECONDS = 2.0
 _RENEW = 1.0
 _LOOK = 1.0
 _DEADLINE, _DEADLINE_OF_A_STEP = 5.0, 30.0
@@ -101,8 +102,8 @@ class Replayer:
 
     async def _leave(self) -> None:
         try:
-            async with asyncio.timeout(2):
-                self._link.deadline = 2.0
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                self._link.deadline = _LEAVE_SECONDS
                 await self._link.run(calls.leave_duty(DUTY, self._name))
         except (psycopg.Error, BartlebyError, OSError):
             pass  # it lapses by itself

@@ -17,6 +17,7 @@ from bartleby.errors import BartlebyError
 from bartleby.surfaces.cli.demo import view
 from bartleby.surfaces.cli.demo.crew import Crew, Setback
 from bartleby.surfaces.cli.demo.script import Script
+from bartleby.surfaces.cli.demo.shield import SIGNALS, uninterrupted
 from tests.kit.commands import HOSTILE, PROGRAM, STEERING
 from tests.kit.demo import Terminal, a_folder, environment, nothing_is_left
 
@@ -111,3 +112,19 @@ def test_crew_replaces_dead_workers_and_reports_broken_ones(tmp_path: Path) -> N
     assert broken.startswith("shop.py is no Python (")
     assert changed.startswith("shop.py has changed")
     assert ended.startswith("With the new shop.py a worker ended with code 1")
+
+
+def test_signal_waits_until_a_started_process_is_known() -> None:
+    came: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in SIGNALS}
+    try:
+        with uninterrupted():
+            for each in SIGNALS:
+                signal.raise_signal(each)
+            assert came == []
+        assert came == [signal.SIGINT]
+        signal.raise_signal(signal.SIGHUP)  # the handlers of before are back
+        assert came == [signal.SIGINT, signal.SIGHUP]
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -2,12 +2,14 @@
 
 import pytest
 
-from bartleby import worker
+from bartleby import janitor, replaying, worker
 from tests.kit import worker as kit
 
 
 @pytest.fixture(autouse=True)
 def patient_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that stops waits for its last claims and settlements, and for handlers that are about to end."""
+    """A worker that stops waits for its last claims and settlements, its duties, and handlers that are about to end."""
     monkeypatch.setattr(worker, "_LAST_WORDS", kit.LONG)
+    monkeypatch.setattr(janitor, "_LEAVE_SECONDS", kit.LONG)
+    monkeypatch.setattr(replaying, "_LEAVE_SECONDS", kit.LONG)
     monkeypatch.setattr(kit, "GRACE_SECONDS", kit.LONG)

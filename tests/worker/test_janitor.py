@@ -1,13 +1,16 @@
 """Upkeep: one janitor at a time in a database, replaced when it dies, and the work of a round."""
 
+import asyncio
+import signal
 from typing import Any
 
 import pytest
 
-from bartleby import Bartleby, Client, Failure
+from bartleby import Bartleby, Client, Failure, replaying
 from bartleby import janitor as upkeep
 from bartleby.config import Settings
 from bartleby.janitor import DUTY, Janitor
+from bartleby.surfaces.cli import upkeep as command
 from tests.kit.worker import Conn, Told, present, row, sessions, until, working
 
 
@@ -29,6 +32,19 @@ def test_one_of_three_workers_has_the_duty_and_leaves_it_when_it_stops(
         names[first].end()
         second = until(lambda: (found := holder(conn)) != first and found)
         assert second in names
+
+
+async def test_command_leaves_both_duties_on_sigterm(dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    def held() -> Any:
+        return row(conn, "select count(*) from bartleby.duty where until > bartleby.clock()")
+
+    for module in (upkeep, replaying):
+        monkeypatch.setattr(module, "_HOLD", 3600.0)  # they do not lapse by themselves
+    running = asyncio.create_task(command._run(Settings(dsn), "me"))
+    await asyncio.to_thread(until, lambda: held() == 2)
+    signal.raise_signal(signal.SIGTERM)
+    await running
+    assert held() == 0
 
 
 @pytest.mark.seed("pgmq-47")
