@@ -150,7 +150,7 @@ class TestUnderWay:
 
     def test_drop_leaves_no_orphan_of_counts_that_are_being_added_up(self, connect: Connect) -> None:
         """In the second round the group is locked, so that the tally leaves a mark to look again."""
-        janitor, operator = connect(autocommit=False, options="-c lock_timeout=1s"), connect(autocommit=False)
+        janitor, operator = connect(autocommit=False, options=sql.NO_WAIT), connect(autocommit=False)
         dropper, observer = connect(), connect()
         for locked in (False, True):
             sql.create(observer)
@@ -169,7 +169,7 @@ class TestUnderWay:
 
     def test_tally_and_drop_do_not_deadlock(self, connect: Connect) -> None:
         """A worker holds a group of another queue, about which the tally has an alarm to raise."""
-        janitor, worker = connect(autocommit=False, options="-c lock_timeout=1s"), connect(autocommit=False)
+        janitor, worker = connect(autocommit=False, options=sql.NO_WAIT), connect(autocommit=False)
         dropper, observer = connect(), connect()
         sql.create(observer, "other")
         die(observer, 9, "other", fingerprint="a")

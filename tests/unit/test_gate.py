@@ -47,7 +47,7 @@ def test_gate_neither_measures_nor_sleeps_nor_asserts_elapsed_time() -> None:
             here = f"{name}:{call.lineno} {ast.unparse(call)}"
             if function.rpartition(".")[2] in MEASURING:
                 measured.append(here)
-            elif function in {"time.sleep", "asyncio.sleep"} and is_real_time(call):
+            elif function.rpartition(".")[2] == "sleep" and is_real_time(call):
                 slept.append(here)
             elif function.startswith("time.") and function.removeprefix("time.") in CLOCKS:
                 if name in READS_THE_CLOCK:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bartleby import Bartleby, Message, Snooze, dev
+from bartleby import Bartleby, Message, Snooze, dev, janitor, replaying
 from bartleby import worker as worker_module
 from tests.kit import worker as kit
 from tests.kit.proxy import Proxy, proxied
@@ -189,6 +189,8 @@ def test_handler_whose_lease_cannot_be_renewed_is_cancelled_and_the_worker_can_b
 ) -> None:
     """Half-open: nothing is closed, nothing answers. The lease is given up here before it lapses there."""
     monkeypatch.setattr(worker_module, "_LAST_WORDS", 0.2)
+    for duty in (janitor, replaying):
+        monkeypatch.setattr(duty, "_LEAVE_SECONDS", 0.2)
     gate, stuck = Gate(kit.first_only()), Gate()
     through.handler("orders", lease=3)(gate.handler(awaited=True))
     through.handler("others", lease=600)(stuck.handler(awaited=False))
