@@ -30,7 +30,7 @@ def finding(bartleby: Run) -> Finding:
     return find
 
 
-def test_good_database(bartleby: Run, terminal: Terminal, client: Client) -> None:
+def test_doctor_reports_each_check_of_a_healthy_database(bartleby: Run, terminal: Terminal, client: Client) -> None:
     bury(client, [1])
     done = bartleby("doctor", "--json")
     found = {each["check"]: (each["status"], each["text"]) for each in done.document}
@@ -50,7 +50,7 @@ def test_good_database(bartleby: Run, terminal: Terminal, client: Client) -> Non
     assert "a failover can lose the last committed messages" in folded
 
 
-def test_letters_that_retention_will_take(client: Client, conn: Conn, finding: Finding) -> None:
+def test_doctor_warns_of_letters_that_retention_will_delete(client: Client, conn: Conn, finding: Finding) -> None:
     clock = move_clock(conn)
     bury(client, range(2))
     clock.advance(23.5 * 86400)
@@ -62,7 +62,7 @@ def test_letters_that_retention_will_take(client: Client, conn: Conn, finding: F
     assert (status, "payload" in text) == ("warning", True)
 
 
-def test_groups_and_replays_that_need_attention(client: Client, conn: Conn, finding: Finding) -> None:
+def test_doctor_reports_groups_and_replays_that_need_attention(client: Client, conn: Conn, finding: Finding) -> None:
     [letter] = bury(client, [1])
     client.resolve_group(1, **ANA)
     bury(client, [2])
@@ -82,7 +82,7 @@ def test_groups_and_replays_that_need_attention(client: Client, conn: Conn, find
     assert finding("replays") == ("good", f"replay {plan} is running: web-1:44 sees to it")
 
 
-def test_sinks_and_the_relay(client: Client, finding: Finding) -> None:
+def test_doctor_reports_sinks_and_relay(client: Client, finding: Finding) -> None:
     add(client, types=["dead_letter.*"])
     client.report_sink("bus", published=0, failures=1, error="connection refused")
     nothing = "sink bus takes nothing: connection refused; see: bartleby sinks show bus"
@@ -93,7 +93,7 @@ def test_sinks_and_the_relay(client: Client, finding: Finding) -> None:
     assert finding("sinks") == ("warning", "events wait for bus, and no relay is seen; start one: bartleby relay")
 
 
-def test_transactions_that_keep_vacuum_waiting(
+def test_doctor_reports_transactions_that_block_vacuum(
     conn: Conn, connect: Callable[..., Conn], finding: Finding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder = connect(autocommit=False)
@@ -117,7 +117,7 @@ def test_transactions_that_keep_vacuum_waiting(
 
 
 @pytest.mark.own_database
-def test_schema_that_was_changed_or_is_older(bartleby: Run, client: Client, conn: Conn, finding: Finding) -> None:
+def test_doctor_reports_a_changed_or_older_schema(bartleby: Run, client: Client, conn: Conn, finding: Finding) -> None:
     conn.execute("drop index bartleby.deferred_due")
     status, text = finding("drift")
     assert (status, "index bartleby.deferred_due is missing" in text) == ("warning", True)
@@ -147,7 +147,7 @@ def test_checks_that_a_role_may_not_make_are_named(bartleby: Run, login: Callabl
 
 
 @pytest.mark.pgbouncer
-def test_pooler_is_noticed(bartleby: Run, pooled_dsn: str) -> None:
+def test_doctor_reports_a_pooler(bartleby: Run, pooled_dsn: str) -> None:
     found = {each["check"]: each for each in bartleby("doctor", "--json", address=pooled_dsn).document}
     assert found["connection"]["status"] == "note"
     assert "a pooler stands between" in found["connection"]["text"]

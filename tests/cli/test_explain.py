@@ -109,7 +109,7 @@ def test_message_that_died_after_every_attempt_and_was_replayed(
     assert [attempt["verdict"] for attempt in explains(sent, *done)["attempts"]] == ["retry", "retry", "dead"]
 
 
-def test_crashed_and_rejected_messages(explains: Explains, client: Client, conn: Conn) -> None:
+def test_explain_shows_crash_and_rejection(explains: Explains, client: Client, conn: Conn) -> None:
     rejected = client.send("orders", 1)
     lease = client.claim("orders", "w")
     assert lease is not None
@@ -163,7 +163,7 @@ def test_unknown_message_is_refused(bartleby: Run, client: Client) -> None:
     check_refusals(bartleby, [*rows, *((["explain", word], 2, "") for word in ("x", "0", str(2**63)))])
 
 
-def test_much_is_cut_unless_all_is_wanted(bartleby: Run, terminal: Terminal, client: Client) -> None:
+def test_long_output_is_truncated_without_all(bartleby: Run, terminal: Terminal, client: Client) -> None:
     client.configure_queue("orders", {"max_attempts": 40})
     sent = str(client.send("orders", 1))
     traceback = "\n".join(f"line {each}" for each in range(50))
@@ -216,7 +216,7 @@ def test_message_replayed_meanwhile_is_looked_for_again(client: Client, monkeypa
     assert cycles.gather(client, sent).state == "ready"
 
 
-def test_discard_restore_hold_and_release(explains: Explains, client: Client) -> None:
+def test_explain_lists_discard_restore_hold_and_release(explains: Explains, client: Client) -> None:
     sent = die(client)
     client.discard([sent], actor="ana", reason="spam")
     discarded = ("is discarded, after it was dead: terminal", "⊘ discarded, by ana: spam$", "^now ⊘ discarded: ")
@@ -237,7 +237,7 @@ def test_discard_restore_hold_and_release(explains: Explains, client: Client) ->
     assert texts == ["discarded, by ana: spam", "put on hold, by ben: evidence"]
 
 
-def test_erased_payload(explains: Explains, client: Client, conn: Conn) -> None:
+def test_explain_reports_an_erased_payload(explains: Explains, client: Client, conn: Conn) -> None:
     sent = die(client)
     client.erase_key("order-7", actor="ana", reason="they asked for it")
     erased = "⌫ payload, headers, key and error texts erased, by ana: they asked for it$"
@@ -248,7 +248,7 @@ def test_erased_payload(explains: Explains, client: Client, conn: Conn) -> None:
     explains(other, "⌫ payload erased: its retention was over$")
 
 
-def test_plans_of_a_message(explains: Explains, client: Client) -> None:
+def test_explain_lists_plans_of_a_message(explains: Explains, client: Client) -> None:
     client.create_queue("second", {"max_attempts": 1})
     sent = die(client)
     patch = [{"op": "add", "path": "/country", "value": "DE"}]

@@ -63,7 +63,7 @@ def test_refused_commands_say_why_and_change_nothing(bartleby: Run, client: Clie
     assert client.audit_log() == before
 
 
-def test_several_letters_are_a_question(terminal: Terminal, client: Client) -> None:
+def test_changing_several_letters_requires_confirmation(terminal: Terminal, client: Client) -> None:
     sent = bury(client, range(12))
     for answer in ("n", "", "no", "12", END_OF_INPUT, CTRL_C):
         refused = terminal("discard", "queue:orders", *WHY, answers=[answer])
@@ -81,7 +81,7 @@ def test_several_letters_are_a_question(terminal: Terminal, client: Client) -> N
     assert several.asked == ["Discard 7 letters of several queues? [y/N] "]
 
 
-def test_above_a_hundred_the_count_is_typed(terminal: Terminal, client: Client) -> None:
+def test_changing_more_than_100_letters_requires_typing_the_count(terminal: Terminal, client: Client) -> None:
     sent = bury(client, range(101))
     for answer, code in (("y", 1), ("yes", 1), ("100", 1), ("1,01", 0)):
         done = terminal("discard", "queue:orders", *WHY, answers=[answer])

@@ -121,7 +121,7 @@ def test_selection_is_shown_run_and_reported(shop: Shop, client: Client, bartleb
     assert (found["status"], found["done"], found["patch"], found["will_run"]) == ("finished", 2, None, 2)
 
 
-def test_more_than_a_hundred_have_a_canary(
+def test_replay_of_more_than_100_letters_starts_with_a_canary(
     shop: Shop, client: Client, bartleby: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bury(client, [{"n": each} for each in range(150)])
@@ -229,7 +229,7 @@ def test_refused_commands_say_why_and_change_nothing(client: Client, conn: Conn,
     assert {each.status for each in client.replays()} == {"cancelled"}
 
 
-def test_several_letters_are_a_question_and_a_no_drops_the_draft(client: Client, terminal: Terminal) -> None:
+def test_replaying_several_letters_requires_confirmation(client: Client, terminal: Terminal) -> None:
     ids = bury(client, range(3))
     for answer in ("n", END_OF_INPUT, CTRL_C):
         refused = terminal("replay", "queue:orders", *WHY, answers=[answer])

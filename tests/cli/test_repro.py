@@ -100,7 +100,7 @@ def verdicts(folder: Path, *, fixed: bool = False) -> dict[str, str]:
     return {line[1].rpartition("::")[2]: line[0] for line in lines}
 
 
-def test_file_passes_until_the_bug_is_fixed_and_can_be_turned_round(
+def test_repro_file_passes_until_the_bug_is_fixed_and_can_be_inverted(
     shop: Bartleby, bartleby: Run, conn: Conn, tmp_path: Path
 ) -> None:
     payload = {"id": "x", "texts": ["ü", "a 'b' \"c\""] * 20}
@@ -193,7 +193,7 @@ def test_error_type_out_of_the_database_imports_nothing(
 EVIL = '"""\nimport os; os.system("touch owned")\n"""\\\r\nraise SystemExit'
 
 
-def test_evidence_is_never_code(bartleby: Run, client: Client) -> None:
+def test_repro_file_does_not_execute_stored_text(bartleby: Run, client: Client) -> None:
     for kind, error in (
         (EVIL, EVIL),
         ("os.system('touch owned') or KeyError", "x"),

@@ -167,7 +167,7 @@ def test_work_in_a_process_logs_one_json_object_a_line(app: Bartleby, shop: Path
     assert (events[-1]["dead"], events[-1]["done"]) == (1, 4)
 
 
-def test_log_as_text_and_quiet(bartleby: Run, app: Bartleby, conn: Conn, shop: Path) -> None:
+def test_quiet_worker_logs_only_deaths(bartleby: Run, app: Bartleby, conn: Conn, shop: Path) -> None:
     app.client.send("orders", "bad")
     app.client.send("parcels", 1)
     done = bartleby("work", "shop:app", "--queue", "orders", "--until-idle")

@@ -33,7 +33,7 @@ class Recorded:
 
 
 @pytest.mark.seed("brighter-17", "brighter-19", "brighter-54")
-def test_every_verb_works_on_every_way(way: Way) -> None:
+def test_every_verb_works_on_every_client(way: Way) -> None:
     recorded = Recorded(way.api)
     for chapter in (
         sending_and_settling, working_beside_messages, operating_queues, triage_of_letters, groups_and_their_rules,

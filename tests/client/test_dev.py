@@ -168,7 +168,7 @@ def test_two_simultaneous_starts_give_one_server(folder: Path) -> None:
     assert dev.running(folder / "pg") is None
 
 
-def test_ordinary_user_has_it_in_the_home_directory(folder: Path) -> None:
+def test_unprivileged_server_lives_in_the_home_directory(folder: Path) -> None:
     reachable = binaries._copy(dev.find_binaries(), folder)
     uid = pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else os.geteuid()
     home = folder / "home"

@@ -60,7 +60,7 @@ def test_rejected_message_is_dead_at_once_and_late_reports_are_refused(conn: Con
 
 
 class TestAttach:
-    def test_refused_attachments(self, conn: Connection) -> None:
+    def test_bad_attachments_are_refused(self, conn: Connection) -> None:
         check_refusals(
             [
                 ("no queue", partial(attach, conn), "ZB008", "pgmq has no queue 'jobs'"),

@@ -72,7 +72,7 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
-def test_both_refuse_the_same_policies(conn: Connection) -> None:
+def test_python_and_sql_refuse_the_same_policies(conn: Connection) -> None:
     for key, (good, bad) in VALUES.items():
         for fine in good:
             RetryPolicy.of({key: fine})

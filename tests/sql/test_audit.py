@@ -160,7 +160,7 @@ class TestRecording:
 class TestOrder:
     """Actions wait for each other, applications never do, and ids have no gaps."""
 
-    def test_what_changes_nothing_waits_for_no_action_and_the_rest_does(self, connect: Connect) -> None:
+    def test_only_changing_calls_wait_for_a_running_action(self, connect: Connect) -> None:
         operator, application = connect(autocommit=False), connect()
         sql.create(application, lease=10)
         sql.create(application, "a")
@@ -345,7 +345,7 @@ class TestVerifying:
 class TestProtection:
     """No accident changes the log, and no role but the owner can."""
 
-    def test_no_accident_changes_it_and_readers_may_verify_it(self, conn: Connection) -> None:
+    def test_audit_log_refuses_changes_and_readers_may_verify_it(self, conn: Connection) -> None:
         write_lines(conn, 2)
         for accident in (
             "delete from bartleby.audit", "truncate bartleby.audit", "delete from bartleby.audit_head",

@@ -84,7 +84,7 @@ class TestLockedGroups:
     def emitted(self, conn: Connection, kind: str) -> list[tuple[str, int]]:
         return [(each["fingerprint"], each["dead"]) for each in events(conn, f"group.{kind}")]
 
-    def test_its_events_follow_those_of_others(self, conn: Connection, connect: Connect) -> None:
+    def test_events_of_a_locked_group_come_after_others(self, conn: Connection, connect: Connect) -> None:
         operator, janitor = connect(autocommit=False), connect(options=NO_WAIT)
         for fingerprint in "ab":
             die(conn, 9, fingerprint=fingerprint)

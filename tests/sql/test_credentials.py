@@ -140,7 +140,7 @@ class TestTokens:
 
 
 class TestRevoking:
-    def test_it_ends_at_once_with_its_sessions(self, conn: Connection) -> None:
+    def test_revoked_token_ends_with_its_sessions(self, conn: Connection) -> None:
         token, other = add(conn), add(conn, "other")
         for name in ("one", "two"):
             open_session(conn, name, token=token)

@@ -77,7 +77,7 @@ def test_approved_plan_starts_and_is_audited(conn: Connection) -> None:
     start(conn, number)
 
 
-def test_refused_approvals(conn: Connection) -> None:
+def test_bad_approvals_are_refused(conn: Connection) -> None:
     ids = die(conn, 3)
     number, other = plan(conn, ids), plan(conn, ids)
     another_hash = replay_of(conn, other)["hash"]

@@ -169,7 +169,7 @@ class TestSplit:
         assert letter_of(conn, sent)["group_id"] == new
 
 
-def test_refused_rules(conn: Connection) -> None:
+def test_bad_rules_are_refused(conn: Connection) -> None:
     create(conn, "other")
     a, b = opened(conn, "ab")
     die(conn, 1, "other", fingerprint="c")

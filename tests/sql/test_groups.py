@@ -110,7 +110,7 @@ class TestLifecycle:
         assert (lines[0]["subject"], lines[0]["request_id"]) == ({"group_id": 1}, "req")
         assert (lines[4]["before"]["state"], lines[4]["after"]["resolved_version"]) == ("acknowledged", "2.0")
 
-    def test_refused_actions(self, conn: Connection) -> None:
+    def test_bad_actions_are_refused(self, conn: Connection) -> None:
         die(conn, fingerprint="f")
         links = ("javascript:alert(1)", "", "ftp://x", "https://", "https://a b", 'https://a"b', " https://x")
         untils = (None, "2020-01-01", "-infinity", "2999-01-01", "infinity")

@@ -92,7 +92,7 @@ class TestPages:
         do(conn, "discard", *numbers[:-30])
         assert pages(conn, "type:E", 7) == numbers[:-31:-1]
 
-    def test_refused_pages(self, conn: Connection) -> None:
+    def test_bad_page_requests_are_refused(self, conn: Connection) -> None:
         at = "newest/2026-11-"
         for cursor, sort in (
             *(("", "newest"), ("x", "newest"), ("id/5", "newest"), ("newest/5", "newest"), ("id/5; drop table", "id")),

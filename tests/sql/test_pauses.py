@@ -72,7 +72,7 @@ class TestEnd:
         )  # fmt: skip
         assert sql.claim(conn).payloads == [1]
 
-    def test_last_word_of_an_operator_counts(self, conn: Connection, clock: Clock) -> None:
+    def test_latest_pause_replaces_the_earlier_end(self, conn: Connection, clock: Clock) -> None:
         pause(conn)
         again = "select bartleby.pause_queue('q', 'ben', 'not yet', null, bartleby.clock() + %s::interval)"
         for until, over in (("10 min", True), ("1 hour", False), (None, False)):

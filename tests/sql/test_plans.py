@@ -41,7 +41,7 @@ def test_letters_are_selected_by_ids_or_filter_and_later_deaths_never_join(conn:
     assert (found["rate"], found["canary"], found["tolerance"], found["target"]) == (None, None, 0.1, None)
 
 
-def test_refused_plans(conn: Connection) -> None:
+def test_bad_plans_are_refused(conn: Connection) -> None:
     ids = die(conn)
     bad_calls: list[tuple[tuple[Any, ...], str]] = [
         *(((text, "ann", "why", None, False, "{}"), "empty") for text in (None, "", " \t\n ")),

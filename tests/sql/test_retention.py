@@ -98,7 +98,7 @@ class TestLetters:
 
 
 class TestPayloads:
-    def test_they_go_first_and_the_evidence_stays(self, conn: Connection, clock: Clock) -> None:
+    def test_payload_is_deleted_before_its_letter(self, conn: Connection, clock: Clock) -> None:
         create(conn, "q", payload_retention="7 days")
         failure = {"error": "e", "traceback": "t", "fingerprint": "f"}
         alive, sent = die_of(conn, 5), die_of(conn, {"secret": 1}, headers={"h": 1}, key="k", failure=failure)
@@ -123,7 +123,7 @@ class TestPayloads:
         assert letter_of(conn, alive)["payload"] == 5
         adds_up(conn)
 
-    def test_unresolved_ones_are_warned_of_and_reported(self, conn: Connection, clock: Clock) -> None:
+    def test_expiring_payloads_of_unresolved_letters_are_reported(self, conn: Connection, clock: Clock) -> None:
         create(conn, "q", payload_retention="7 days")
         ids = die(conn, 4)
         change(conn, "discard", ids[0])

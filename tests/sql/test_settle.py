@@ -60,7 +60,7 @@ def test_reaped_settled_or_invented_lease_changes_nothing(conn: Connection, cloc
 
 
 @pytest.mark.seed("brighter-4", "brighter-9")
-def test_acks_of_parts_and_of_the_rest(connect: Connect, conn: Connection) -> None:
+def test_partial_ack_leaves_the_rest_leased(connect: Connect, conn: Connection) -> None:
     work = claimed(conn, 5)
     assert sql.ack(conn, work.lease, []) == sql.release(conn, work.lease, []) == len(sql.fail(conn, work.lease)) == 0
     assert sql.ack(conn, work.lease, [work.positions[1], work.positions[3], work.positions[3]]) == 2
@@ -74,7 +74,7 @@ def test_acks_of_parts_and_of_the_rest(connect: Connect, conn: Connection) -> No
 
 
 @pytest.mark.seed("pulse-12")
-def test_position_outside_the_lease_spoils_the_call(conn: Connection) -> None:
+def test_position_outside_the_lease_fails_the_whole_call(conn: Connection) -> None:
     work = claimed(conn)
     sql.send(conn, "ready")
     sql.ack(conn, work.lease, work.positions[:1])

@@ -314,7 +314,7 @@ class TestRemoving:
         remove_sink(conn)
 
 
-def test_only_events_get_into_them_and_their_names_are_reserved(conn: Connection) -> None:
+def test_sink_queues_accept_only_events_and_their_names_are_reserved(conn: Connection) -> None:
     """What they contain is sent to the world as ours."""
     put_sink(conn)
     for call in (

@@ -49,7 +49,7 @@ class TestDuty:
         ):  # fmt: skip
             assert_refused(conn, "ZB008", "duty", "select bartleby.take_duty(%s, %s, %s)", *given)
 
-    def test_no_session_waits_for_one_that_takes_it(self, clock: Clock, connect: Connect) -> None:
+    def test_taking_a_duty_never_waits(self, clock: Clock, connect: Connect) -> None:
         first, second = connect(autocommit=False), connect(options=NO_WAIT)
         for before in ("never taken", "lapsed", "left"):
             assert self.take(first, seconds="1 hour"), before

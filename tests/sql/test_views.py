@@ -9,7 +9,7 @@ from tests.kit.sql import Connection
 pytestmark = pytest.mark.usefixtures("q")
 
 
-def test_numbers_of_a_worked_example(conn: Connection, clock: Clock) -> None:
+def test_queue_counts_match_a_worked_example(conn: Connection, clock: Clock) -> None:
     def numbers(queue: str = "q") -> list[int]:
         found = sql.stats(conn, queue)
         return [found[name] for name in ("ready", "leased", "deferred", "dead", "leases")]

@@ -58,7 +58,7 @@ def test_unchanged_document_is_not_sent_again(browser: TestClient, dsn: str) -> 
     assert (changed.status_code, changed.headers["etag"] != tag) == (200, True)
 
 
-def test_overview_portrait_preview_and_verification_answer_with_documents(browser: TestClient, dsn: str) -> None:
+def test_read_routes_return_documents(browser: TestClient, dsn: str) -> None:
     ids = fill_queue(dsn)
     with Client(dsn) as client:
         client.tally()

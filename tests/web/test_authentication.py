@@ -63,7 +63,7 @@ def test_token_names_its_principal_until_it_is_revoked(dsn: str, open_console: O
         assert status(stranger, {b"Authorization": b"Bearer " + wrong.encode()}) == 401, wrong
 
 
-def test_name_and_password(
+def test_correct_password_is_hashed_once_and_remembered(
     dsn: str, open_console: OpenConsole, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     computed = Mock(side_effect=hashing.fits)

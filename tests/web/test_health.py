@@ -137,7 +137,9 @@ def test_slow_check_of_the_doctor_does_not_hide_the_others(client: Client, monke
     assert "audit" in found
 
 
-def test_metrics(browser: TestClient, client: Client, client_as: ClientAs) -> None:
+def test_metrics_report_queues_sinks_workers_and_replays(
+    browser: TestClient, client: Client, client_as: ClientAs
+) -> None:
     client.create_queue("billing")
     bury(client, [1, 2])
     client.send_many("orders", [{"payload": n} for n in range(3)])

@@ -84,7 +84,7 @@ def test_outage_costs_no_attempts_and_ends_when_probes_succeed(  # noqa: PLR0915
     assert row(conn, charged) <= 1
 
 
-def test_trouble_of_the_database_in_handlers_opens_it_too(app: Bartleby, conn: Conn) -> None:
+def test_database_errors_in_handlers_open_the_breaker(app: Bartleby, conn: Conn) -> None:
     @app.handler("orders", retry={"max_attempts": 1})
     async def handle(message: Message) -> None:
         raise psycopg.errors.DiskFull("could not extend file: No space left on device")

@@ -116,7 +116,7 @@ def poisoned(on: Stage) -> None:
 
 
 @pytest.mark.parametrize("profile", [frozen, connections_cut, restarted, aborting, poisoned])
-def test_promises_hold_when_workers_are(on: Stage, profile: Callable[[Stage], None]) -> None:
+def test_promises_hold_under_each_worker_fault(on: Stage, profile: Callable[[Stage], None]) -> None:
     profile(on)
 
 

@@ -123,7 +123,7 @@ def test_cycle_in_a_queue_of_others_is_left_out(client: Client) -> None:
     assert "of the vault" not in desk(client, "operator", "orders").letters.reveal(one, reason="why").raw_history
 
 
-def test_message_that_moved_to_a_queue_of_others_is_not_in_its_story(client: Client) -> None:
+def test_explain_hides_messages_moved_to_other_queues(client: Client) -> None:
     (one,) = bury(client, [{"n": 1}])
     patch = [{"op": "add", "path": "/of", "value": "the vault"}]
     replay(client, [one], to="vault", patch=patch)
