@@ -134,7 +134,7 @@ def test_explain_shows_crash_and_rejection(explains: Explains, client: Client, c
     )
 
 
-def test_queue_that_holds_a_message_back_is_named(explains: Explains, client: Client) -> None:
+def test_queue_that_holds_a_message_back_is_named(explains: Explains, client: Client, conn: Conn) -> None:
     sent = client.send("orders", 1)
     client.pause_queue("orders")
     explains(sent, "^now ○ ready", "^the queue is paused$", "^Next: .*bartleby queues resume orders$")
@@ -149,6 +149,9 @@ def test_queue_that_holds_a_message_back_is_named(explains: Explains, client: Cl
     lease = client.claim("bills", "w")
     assert lease is not None
     client.open_breaker("bills", "ConnectionError: refused", 100)
+    conn.execute(
+        "update bartleby.breaker set (probe_wait, next_probe_at) = ('1 hour', bartleby.clock() + interval '1 hour')"
+    )
     client.fail(lease.id, [Failure(lease.messages[0].position, "ConnectionError", "refused")])
     opened = r"^breaker open since .* ago\): ConnectionError: refused; next probe in "
     explains(second, "attempt 1 of 3; not charged: the breaker is open$", opened, "^Next: nothing: ")

@@ -108,6 +108,9 @@ def test_open_breaker_or_pause_stops_all_but_probes_and_charges_nothing(conn: Co
     pgmq.put(conn, 1, 2)
     claimed = pgmq.claim(conn)
     conn.execute("select bartleby.open_breaker(%s, 'down', '1 second')", [pgmq.QUEUE])
+    conn.execute(
+        "update bartleby.breaker set (probe_wait, next_probe_at) = ('1 hour', bartleby.clock() + interval '1 hour')"
+    )
     fail(conn, claimed, error="down", delay=0)
     assert value(conn, "select array_agg(read_ct) from pgmq.q_jobs") == [0, 0]
     assert pgmq.read(conn) == pgmq.claim(conn).messages == []

@@ -108,7 +108,7 @@ def test_sender_without_notify_can_prepare_while_a_worker_sleeps(s: Sessions) ->
 # Sleep
 
 
-def sleep(worker: Connection) -> timedelta:
+def granted_sleep(worker: Connection) -> timedelta:
     """Announce that a worker goes to sleep; return for how long it may."""
     allowed = value(worker, "select bartleby.idle('q', '30 seconds')")
     assert isinstance(allowed, timedelta)
@@ -119,7 +119,7 @@ def test_worker_beside_an_open_delayed_send_sleeps_briefly_or_is_woken(s: Sessio
     worker, sender = s.open(), s.begin()
     worker.execute(f"listen {value(worker, 'select bartleby.channel(%s)', 'q')}".encode())
     sender.execute(LATE)
-    briefly = sleep(worker) <= MOMENT
+    briefly = granted_sleep(worker) <= MOMENT
     sender.commit()
     assert briefly or list(worker.notifies(timeout=60, stop_after=1))
 
@@ -129,5 +129,5 @@ def test_hole_or_release_committed_after_the_last_claim_shortens_the_sleep(s: Se
         slow = late(s)
         assert payloads(s.main) == []
         slow.commit()
-        assert sleep(s.main) < MOMENT
+        assert granted_sleep(s.main) < MOMENT
         assert drain(s.main) == [1]

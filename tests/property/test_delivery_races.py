@@ -178,7 +178,7 @@ def test_second_of_two_replays_finds_nothing(s: Sessions) -> None:
 
 def test_second_of_two_sends_of_a_key_returns_the_first(s: Sessions) -> None:
     first, second = s.begin(), s.open()
-    query: LiteralString = "select bartleby.send('q', '1', p_key => 'k', p_unique_for => '10 seconds')"
+    query: LiteralString = "select bartleby.send('q', '1', p_key => 'k', p_unique_for => '1 hour')"
     sent = execute(first, query)
     assert s.blocked(second, first.commit, execute, query) == sent
     assert drain(s.main) == [1]

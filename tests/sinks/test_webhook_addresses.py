@@ -204,13 +204,17 @@ async def outcome(url: str, **options: Any) -> Outcome:
     return outcome
 
 
-async def test_name_that_does_not_resolve_is_a_failure() -> None:
+async def test_name_that_does_not_resolve_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
     async def hanging(_host: str, _port: int) -> list[str]:
         await asyncio.Event().wait()
         return []
 
     client = made("https://slow.example/", Policy(), hanging, timeout=0.2)
     assert "did not answer within 0.2 s" in await reason_of(client)
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", unknown)
     assert "does not resolve" in why(await outcome("https://no.such.name.invalid/"))
 
 

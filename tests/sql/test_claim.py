@@ -43,6 +43,7 @@ def test_claim_out_of_bounds_is_refused(conn: Connection) -> None:
 
 def test_one_claim_has_at_most_32_mebibytes_or_one_message(conn: Connection, clock: Clock) -> None:
     """Whether the bytes are in payloads or headers, in few messages or many, sent or released."""
+    clock.stop()
     sql.create(conn, "q", payload_limit=104857600)
     for megabytes in (12, 12, 40, 1):
         conn.execute("select bartleby.send('q', to_jsonb(repeat('x', %s * 1000000)))", [megabytes])

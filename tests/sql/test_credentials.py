@@ -92,6 +92,7 @@ class TestTokens:
     def test_use_is_recorded_once_a_minute_without_waiting(
         self, conn: Connection, clock: Clock, connect: Connect
     ) -> None:
+        clock.stop()
         token = add(conn)
         other = connect(autocommit=False)
         other.execute("select from bartleby.token where id = %s for update", [token])

@@ -270,7 +270,11 @@ TEXTS = st.lists(ALPHABET, max_size=30).map("".join)
 # each term that stands alone, with what it finds among the dead
 TERMS = [text for text in FIND if text.split() == [text] and text[0] != "-" and "status" not in text.lower()]
 many = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=150
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+    max_examples=150,
+    derandomize=True,
+    database=None,
 )
 
 

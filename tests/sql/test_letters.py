@@ -111,8 +111,9 @@ class TestPages:
 
 
 @pytest.mark.own_database
-def test_searches_in_many_letters_end_early_and_continue(conn: Connection) -> None:
+def test_searches_in_many_letters_end_early_and_continue(conn: Connection, clock: Clock) -> None:
     """120,000 letters: a search for what no index contains has to stop and continue."""
+    clock.stop()
     conn.execute("alter table bartleby.dead_letter disable trigger user")
     conn.execute(
         "insert into bartleby.dead_letter (message_id, queue, group_id, status, status_at, reason, created_at,"
@@ -148,7 +149,7 @@ def test_searches_in_many_letters_end_early_and_continue(conn: Connection) -> No
             "age:>1d": (10_000, False),
         },
     )
-    assert page(conn, "age:>1d", 2)[0]["message_id"] in range(33_000, 33_650)
+    assert page(conn, "age:>1d", 2)[0]["message_id"] == 33_599
     assert counted(conn, "error:usual", 500) == (500, False)
     assert counted(conn, "age:>1d", 100_000)[1] is True
     assert listed_ids(conn, "error:rare") == [7, 50_007, 100_007]
@@ -212,7 +213,8 @@ class TestActions:
         do(conn, "restore", early)
         assert whole(conn, early)["status_at"] == whole(conn, early)["dead_at"], "never before its death"
 
-    def test_each_id_has_one_answer_in_the_order_given(self, conn: Connection) -> None:
+    def test_each_id_has_one_answer_in_the_order_given(self, conn: Connection, clock: Clock) -> None:
+        clock.stop()
         first, second, gone = (letter(conn) for _ in range(3))
         do(conn, "discard", gone, actor="bob", reason="old")
         answers = do(conn, "discard", second, None, gone, 4711, first, second)

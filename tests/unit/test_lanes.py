@@ -275,7 +275,7 @@ async def test_threads_do_not_leak_slots_and_are_as_many_as_configured(lane_of: 
 async def test_interrupted_thread_goes_on_and_one_that_cannot_be_interrupted_keeps_its_slot_and_settles_once(
     lane_of: MakeLane,
 ) -> None:
-    stuck = threading.Lock()
+    stuck, inside = threading.Lock(), threading.Event()
     stuck.acquire()
 
     def handle(message: Message) -> None:
@@ -283,13 +283,14 @@ async def test_interrupted_thread_goes_on_and_one_that_cannot_be_interrupted_kee
             time.sleep(0.001)
         if message.id == 2:
             with contextlib.suppress(BaseException):  # the interruption arrives late, and is swallowed
+                inside.set()
                 stuck.acquire()
                 while True:
                     time.sleep(0.001)
 
     lane, collected = lane_of(handle, concurrency=2)
     lane.put(lease(10), messages(10))
-    await until(lambda: len(lane._runs) == 2)
+    await until(lambda: len(lane._runs) == 2 and inside.is_set())
     lane._time_out(-1.0)  # every running message is late
     await collected.wait(10)
     await until(lambda: lane.running == 1)

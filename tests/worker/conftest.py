@@ -2,7 +2,7 @@
 
 import pytest
 
-from bartleby import janitor, replaying, worker
+from bartleby import holding, janitor, replaying, worker
 from tests.kit import worker as kit
 
 
@@ -13,3 +13,11 @@ def patient_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(janitor, "_LEAVE_SECONDS", kit.LONG)
     monkeypatch.setattr(replaying, "_LEAVE_SECONDS", kit.LONG)
     monkeypatch.setattr(kit, "GRACE_SECONDS", kit.LONG)
+
+
+@pytest.fixture(autouse=True)
+def patient_solo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solo message waits until it can run alone, unless the test says otherwise."""
+    monkeypatch.setattr(holding, "_PATIENT", kit.LONG)
+    monkeypatch.setattr(holding, "_PUT_BACK_EVERY", 3600.0)
+    monkeypatch.setattr(holding, "_ALONE_IN_A_ROW", 3600.0)

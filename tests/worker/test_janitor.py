@@ -51,7 +51,7 @@ async def test_command_leaves_both_duties_on_sigterm(dsn: str, conn: Conn, monke
 async def test_round_reaps_turns_tallies_regroups_and_prunes(dsn: str, conn: Conn, told: Told) -> None:
     reaped: list[Any] = []
     with Client(dsn) as client:
-        client.create_queue("orders", {"retention": "1 second"})
+        client.create_queue("orders", {"retention": "1 hour"})
         client.send_many("orders", [{"payload": {"country": each}} for each in "deee"])
         lease = present(client.claim("orders", "tester", limit=4))
         client.fail(lease.id, [Failure(each.position, "KeyError", "'x'", verdict="dead") for each in lease])

@@ -17,13 +17,6 @@ from tests.kit import worker as kit
 from tests.kit.worker import BOTH, Conn, Gate, drain, handler_of, numbered, state, until, working
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A solo message waits as long as a busy machine needs, unless the test says otherwise."""
-    monkeypatch.setattr(holding, "_PATIENT", kit.LONG)
-    monkeypatch.setattr(holding, "_PUT_BACK_EVERY", 3600.0)
-
-
 @pytest.mark.parametrize("queue", ["threads", "coroutines"])
 def test_solo_messages_run_alone_among_busy_lanes(app: Bartleby, conn: Conn, queue: str) -> None:
     """One of them fails, one snoozes, and both run again beside others; many empty the process once, not once each."""

@@ -21,6 +21,7 @@ import os, time
 from bartleby import Bartleby, presence
 
 presence.EVERY = 0.2  # users have ten seconds
+presence._UNDER_WAY = presence._LAST_WORDS = 60.0  # and a busy machine is slow
 app = Bartleby(version="2.4.1")
 note = os.open("notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
@@ -195,7 +196,7 @@ def test_process_that_cannot_live_is_restarted_with_growing_pauses(told: Told, m
         pause = running._places[0].pause
         if not pauses or pause != pauses[-1]:
             pauses.append(pause)
-        return len(told.of("worker.died")) == 4
+        return len(told.of("worker.died")) >= 4
 
     with stopped_when(died_often):
         running.run()

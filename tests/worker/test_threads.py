@@ -9,7 +9,7 @@ import pytest
 
 from bartleby import Bartleby, Message, threads
 from bartleby.execute import Executor
-from tests.kit.worker import Conn, Told, drain, handler_of, numbered, send_solo, state, until, working
+from tests.kit.worker import LONG, Conn, Told, drain, handler_of, numbered, send_solo, state, until, working
 
 
 def test_django_without_settings_does_not_affect_handlers(app: Bartleby, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +75,12 @@ def test_solo_message_waits_for_a_thread_that_is_being_interrupted(
     app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be blamed for what the other does while it ends."""
-    go, left, beside = threading.Event(), threading.Event(), list[bool]()
+    go, inside, left, beside = threading.Event(), threading.Event(), threading.Event(), list[bool]()
 
-    @app.handler("orders", timeout=0.05, retry={"max_attempts": 1})
+    @app.handler("orders", timeout=3600, retry={"max_attempts": 1})
     def handle(message: Message) -> None:
         try:
+            inside.set()
             go.wait()
         finally:
             left.set()
@@ -90,6 +91,9 @@ def test_solo_message_waits_for_a_thread_that_is_being_interrupted(
     app.send("orders", 1)
     try:
         with working(app) as running:
+            assert inside.wait(LONG)
+            (run,) = running.worker._shared.holding.lanes["orders"]._runs.values()
+            run.began -= 3601
             until(lambda: running.worker.counts["dead"] == 1)
             app.client.resume_queue("others")
             until(lambda: state(conn, "others")[1] == 1)

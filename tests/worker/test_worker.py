@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bartleby import Bartleby, Message, Snooze, calls, fetching, heartbeat, holding, presence
+from bartleby import Bartleby, Message, Snooze, calls, fetching, heartbeat, holding, lanes, presence
 from bartleby.calls import Call
 from bartleby.link import Link
 from bartleby.waking import Listener
@@ -57,19 +57,32 @@ def test_idle_worker_is_woken_by_a_message_and_when_one_is_due(app: Bartleby, mo
 
 
 @pytest.mark.parametrize("end", ["put back", "lost"])
-def test_lane_whose_waiting_messages_are_gone_claims_again(app: Bartleby, conn: Conn, end: str) -> None:
-    """At one start in seconds nothing runs most of the time, so no end of a handler starts the next claim."""
+def test_lane_whose_waiting_messages_are_gone_claims_again(
+    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """At a low rate nothing runs most of the time, so no end of a handler starts the next claim."""
     seen: list[object] = []
-    app.handler("orders", rate=0.4, lease=9)(handler_of(lambda message: seen.append(message.payload), awaited=True))
+    turns = [None, None]
+
+    class Turns(lanes.Pace):
+        def wait(self) -> float:
+            return float(turns.pop() or 0) if turns else 0.01
+
+    monkeypatch.setattr(lanes, "Pace", Turns)
+    app.handler("orders", rate=0.4, lease=600)(handler_of(lambda message: seen.append(message.payload), awaited=True))
     app.handler("others")(handler_of(lambda _: None, awaited=True))
     kit.send_solo(app, conn, "others")
     app.send_many("orders", numbered(3))
-    with working(app):
+    with working(app) as running:
         until(lambda: len(seen) == 2 and state(conn)[1] == 1)  # the third waits for its turn
         if end == "put back":
             app.client.resume_queue("others")
+            until(lambda: running.worker.counts["done"] == 3)
         else:
             lapse(conn)
+            kit.renew_now(running)
+            until(lambda: told.of("lease.lost"))
+        turns.append(None)
         until(lambda: len(seen) == 3)
     assert seen == [0, 1, 2]
 
@@ -167,7 +180,7 @@ def test_lease_is_renewed_while_handlers_keep_the_worker_busy(
     app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch, *, awaited: bool
 ) -> None:
     """An async handler blocks the event loop, which is logged once; plain ones compete for the interpreter."""
-    monkeypatch.setattr(heartbeat, "_STUCK", 0.5)
+    monkeypatch.setattr(heartbeat, "_STUCK", 3600.0)  # a busy machine also delays the loop
     monkeypatch.setattr(presence, "EVERY", 0.05)
     busy, enough = threading.Semaphore(0), threading.Event()
 
@@ -187,7 +200,9 @@ def test_lease_is_renewed_while_handlers_keep_the_worker_busy(
         for _ in range(1 if awaited else 2):
             assert busy.acquire(timeout=kit.LONG)
         if awaited:
+            monkeypatch.setattr(heartbeat, "_STUCK", 0.5)
             until(lambda: told.of("loop.blocked"))
+            monkeypatch.setattr(heartbeat, "_STUCK", 3600.0)
         for _ in range(2):
             before = row(conn, ends)
             kit.renew_now(running)
@@ -209,11 +224,13 @@ def test_heartbeat_survives_its_own_failures(
     async def faulty(self: heartbeat.Heartbeat, *arguments: Any) -> None:
         if faults and self._held:
             raise faults.pop()
+        for held in self._held.values():
+            held.extended = float("-inf")  # it is renewed at every beat
         await renew(self, *arguments)
 
     ends = "select until from bartleby.lease where not isempty(pending)"
     monkeypatch.setattr(heartbeat.Heartbeat, "_renew", faulty)
-    app.handler("orders", lease=4)(gate.handler(awaited=False))
+    app.handler("orders", lease=600)(gate.handler(awaited=False))
     app.send("orders", 1)
     with working(app) as running:
         until(lambda: len(told.of("heartbeat.failed")) == 2)

@@ -4,6 +4,7 @@ A sink of the kind `nats` has a module harness_nats.py with a class `Harness`, w
 server, breaks it and reads what arrived.
 """
 
+import asyncio
 import importlib
 import json
 import time
@@ -126,10 +127,8 @@ def ids_of(batch: Sequence[dict[str, Any]]) -> list[str]:
 
 
 async def bounded(publisher: Publisher, batch: Sequence[dict[str, Any]]) -> list[Outcome]:
-    """Publish, and insist that it is known soon after the timeout what became of it."""
-    begun = time.monotonic()
-    outcomes = await publisher.publish(batch)
-    assert time.monotonic() - begun < TIMEOUT + PATIENCE
+    """Publish, and give up waiting for the outcome long after the timeout."""
+    outcomes = await asyncio.wait_for(publisher.publish(batch), PATIENCE)
     assert len(outcomes) == len(batch)
     return outcomes
 

@@ -1,9 +1,12 @@
-"""Every mutant is killed: the named test fails with exit code 1 on a copy of the package that has the bug.
+"""Every mutant is killed: the named test fails on a copy of the package that has the bug.
+
+A test whose set-up fails, because the bug cannot even be installed, has shown nothing.
 
 Run those of one file in `mutants/`, or one mutant, with -k and a piece of the id.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,3 +31,4 @@ def test_mutant_is_killed(mutant: Mutant, tmp_path: Path) -> None:
         command, cwd=ROOT, env={**environment, "PYTHONPATH": str(copy)}, capture_output=True, text=True, check=False
     )
     assert done.returncode == TESTS_FAILED, f"exit {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
+    assert re.search(r"^\d+ failed", done.stdout.splitlines()[-1]), done.stdout[-3000:]
