@@ -302,7 +302,10 @@ def test_event_whose_lease_lapsed_while_it_was_published_comes_again_as_the_same
     assert all(by_id.setdefault(each["id"], each) == each for each in bus.events)
 
 
-def test_relay_stops_though_its_database_hangs(client: Client, dsn: str, conn: Conn) -> None:
+def test_relay_stops_though_its_database_hangs(
+    client: Client, dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_LAST_WORDS", 0.2)
     add(client, types=LETTERS)
     die(client, 3)
     port = int(dsn.rpartition("/")[0].rpartition(":")[2])

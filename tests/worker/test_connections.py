@@ -1,6 +1,7 @@
 """A worker and its connections: each may be cut, hang, or be refused, and no message is lost or charged."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -152,7 +153,16 @@ def test_settlement_that_is_never_accepted_ends_with_its_lease(
     app: Bartleby, conn: Conn, told: Told, awaited: bool
 ) -> None:
     """Later ones are not blocked; the lease is not renewed, so the other handlers of it are cancelled."""
-    gate = Gate(lambda message: message.payload == 1)
+    begun = threading.Event()
+
+    def holds(message: Message) -> bool:
+        if message.payload == 1:
+            begun.set()
+        elif not awaited:
+            begun.wait(LONG)  # or the refusal might come before the other thread has begun
+        return message.payload == 1
+
+    gate = Gate(holds)
     app.handler("orders", lease=600, concurrency=2)(gate.handler(awaited=awaited))
     refuse(conn, "ack", "XX000")
     fill(app, 2)

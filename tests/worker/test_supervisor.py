@@ -51,6 +51,12 @@ def keep_all_busy(app: Bartleby, shop: Path, count: int) -> None:
     until(lambda: len(set(workers(shop)[before:])) == count)
 
 
+def lapse(conn: Conn, pid: int) -> None:
+    """Let the leases of one process lapse."""
+    query = "update bartleby.lease set until = bartleby.clock() - interval '1 s' where worker like %s"
+    conn.execute(query, [f"%:{pid}:%"])
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -58,17 +64,20 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_dead_process_is_replaced_and_one_signal_ends_all(app: Bartleby, conn: Conn, shop: Path, dsn: str) -> None:
+def test_killed_process_is_replaced_its_message_comes_back_and_one_signal_ends_all(
+    app: Bartleby, conn: Conn, shop: Path, dsn: str
+) -> None:
     with Program(dsn, "shop:app", "--processes", "2", "--log", "json", cwd=shop) as program:
         program.wait_for("worker.started", 2)
         killed, kept = children_of(program.pid)
+        keep_all_busy(app, shop, 2)
         os.kill(killed, signal.SIGKILL)
         program.wait_for("was killed by SIGKILL")
         program.wait_for("worker.started", 3)
         children = children_of(program.pid)
         assert (len(children), kept in children, killed in children) == (2, True, False)
-        keep_all_busy(app, shop, 2)
-        assert set(workers(shop)) == set(children)
+        lapse(conn, killed)
+        until(lambda: set(workers(shop)) == {killed, *children})
         app.client.send_many("orders", [{"payload": 1}] * 8)
         program.term()
         program.wait_for("finishing 1 running handlers", 2)
@@ -77,6 +86,7 @@ def test_dead_process_is_replaced_and_one_signal_ends_all(app: Bartleby, conn: C
         stopped = [event for event in program.events() if event["event"] == "worker.stopped"]
     assert [event["done"] for event in stopped] == [1, 1]
     assert not any(alive(pid) for pid in children)
+    assert row(conn, "select array_agg(outcome) from bartleby.attempts") == ["lost"]
     assert state(conn)[1] == 0
     assert row(conn, "select count(*) from bartleby.messages") == 8
 
