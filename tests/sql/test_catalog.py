@@ -1,5 +1,6 @@
 """Rules that every object of the schema obeys, read from the catalogs, so that a new object is covered at once."""
 
+import os
 import re
 
 import pytest
@@ -112,3 +113,8 @@ def test_lock_of_a_queue_cannot_be_guessed_from_its_name(conn: Connection) -> No
     conn.execute("select bartleby.drop_queue('b')")
     create(conn, "b")
     assert value(conn, "select lock_key from bartleby.queue where name = 'b'") not in keys
+
+
+def test_jit_is_on_where_the_run_promises_it(conn: Connection) -> None:
+    """`make matrix VERSIONS=debian` tests the server as users have it."""
+    assert value(conn, "select pg_jit_available()") or os.environ.get("BARTLEBY_EXPECT_JIT") != "True"
