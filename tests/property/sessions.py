@@ -65,7 +65,7 @@ class Sessions:
     def hasty(self) -> Connection:
         """Open a session whose statements are cancelled if they wait for another session."""
         conn = self.open()
-        conn.execute("set statement_timeout = '10s'")
+        conn.execute("set statement_timeout = '60s'")
         return conn
 
     def waiting(

@@ -24,6 +24,7 @@ from bartleby.surfaces.web.pages.showing import hours
 from bartleby.surfaces.web.pages.words import FIELDS
 from tests.kit.api import shorten_searches
 from tests.kit.burying import bury, statuses
+from tests.kit.clock import move_clock
 from tests.kit.shop import furnish
 from tests.web.conftest import SAME, ClientAs
 
@@ -146,6 +147,7 @@ def test_letter_page_has_its_story_and_edits_without_revealed_secrets(
     path = f"/letters/{letter}"
     conn.execute("update bartleby.dead_letter set created_at = '2026-01-05 23:00Z'")
     conn.execute("update bartleby.attempt set failed_at = '2026-01-07 01:00Z'")
+    move_clock(conn).half_past()  # far from midnight
     client.hold([letter], **BY)
     held = browser.get(path).text
     assert "It is on hold: neither replayed nor discarded" in held
