@@ -15,10 +15,10 @@ import psycopg
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from bartleby import dev, schema
+from bartleby import Client, dev, schema
 from tests.kit.browser import Site, away, is_live, launched, running
-from tests.kit.clock import move_clock
-from tests.kit.shop import furnish, remember, work
+from tests.kit.clock import Clock, move_clock
+from tests.kit.shop import TIMEOUT, die_in_shop, furnish, work
 from tests.nightly.browser.test_reading import PAGES
 
 KEPT = Path(__file__).parents[1] / "docs" / "images" / "console"
@@ -70,6 +70,28 @@ def shrink(files: list[Path]) -> None:
         with Image.open(file) as picture:
             small = picture.convert("RGB").quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
         small.save(file, optimize=True)
+
+
+def remember(dsn: str, clock: Clock) -> None:
+    """Let a day pass in which some messages die; then it is now."""
+    day = {22: 2, 21: 1, 17: 1, 14: 3, 9: 1, 8: 2, 5: 6, 4: 9, 3: 14, 2: 21, 1: 33}
+    clock.advance(-24 * 3600)
+    with Client(dsn) as client:
+        client.create_queue("billing")
+        client.create_queue("mail")
+        for before in range(23, 0, -1):
+            clock.advance(3600)
+            if count := day.get(before, 0):
+                invoices: list[object] = [
+                    {"invoice": 9000 + before * 50 + n, "gateway": "stripe"} for n in range(count)
+                ]
+                die_in_shop(
+                    client, "billing", invoices, kind="ConnectTimeout", error=TIMEOUT, trace=None, version="2.3.9"
+                )
+            if before in {20, 11, 6}:
+                users: list[object] = [{"to": f"user{before}@example.com"}]
+                die_in_shop(client, "mail", users, kind="SMTPError", error="554 mailbox unavailable", trace=None)
+    clock.advance(3600)
 
 
 @contextmanager

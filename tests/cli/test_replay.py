@@ -19,7 +19,8 @@ from tests.kit.burying import bury, statuses
 from tests.kit.commands import check_refusals
 from tests.kit.replay import Shop, wait_for
 from tests.kit.screen import CTRL_C, END_OF_INPUT
-from tests.kit.worker import row, until
+from tests.kit.sql import value
+from tests.kit.worker import until
 
 WHY = ("--reason", "hotfix")
 SURE = (*WHY, "--yes")
@@ -152,7 +153,7 @@ def test_dry_run_shows_the_plan_and_changes_nothing(client: Client, conn: Conn, 
     assert [each["message_id"] for each in found["sample"]] == [ids[1]]
     assert (letters_of(conn), client.audit_log()) == (before, lines)
     assert client.replays() == client.replays(statuses=["preview"]) == []
-    assert row(conn, "select count(*) from bartleby.replay_item") == 0
+    assert value(conn, "select count(*) from bartleby.replay_item") == 0
 
 
 def test_dry_run_names_what_stands_in_the_way(client: Client, conn: Conn, bartleby: Run) -> None:

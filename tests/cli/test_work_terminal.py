@@ -78,7 +78,7 @@ def test_handlers_print_above_the_status_line(app: Bartleby, shop: Path, dsn: st
         terminal.wait_for("running 0")
         app.send_many("prints", [{"payload": each} for each in (1, 2, "half", 3)])
         terminal.wait_for("done 4")
-        lines = until(lambda: shown if is_status((shown := terminal.lines)[-1]) else None)
+        lines = until(lambda: shown if is_status((shown := terminal.lines)[-1]) else [])
         app.send("prints", "others")
         terminal.wait_for("done 5")
         assert "to stderr" in terminal.lines

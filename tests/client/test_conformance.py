@@ -44,7 +44,9 @@ def test_every_verb_works_on_every_client(way: Way) -> None:
         assert {name for name in dir(client) if not name.startswith("_")} - NOT_VERBS <= recorded.called, client
 
 
-def bury(api: Runner, queue: str, *payloads: object, fingerprint: str = "f1", version: str = "1") -> list[MessageId]:
+def die_of_bug(
+    api: Runner, queue: str, *payloads: object, fingerprint: str = "f1", version: str = "1"
+) -> list[MessageId]:
     sent = [api.send(queue, payload, key=f"{queue}-{number}") for number, payload in enumerate(payloads)]
     lease = present(api.claim(queue, "tester", limit=len(sent)))
     evidence: dict[str, Any] = {"fingerprint": fingerprint, "worker_version": version, "verdict": "dead"}
@@ -181,7 +183,7 @@ def operating_queues(api: Runner) -> None:
 
 def triage_of_letters(api: Runner) -> None:
     api.create_queue("triage")
-    one, two, three = bury(api, "triage", {"customer": {"id": 42}}, {"customer": {"id": 43}}, [1])
+    one, two, three = die_of_bug(api, "triage", {"customer": {"id": 42}}, {"customer": {"id": 43}}, [1])
     assert [each.message_id for each in api.dead_letters("queue:triage payload.customer.id:42")] == [one]
     first = api.dead_letters("queue:triage", limit=2, sort="id")
     assert ([each.message_id for each in first], first.complete) == ([one, two], False)
@@ -221,8 +223,8 @@ def triage_of_letters(api: Runner) -> None:
 
 def groups_and_their_rules(api: Runner) -> None:
     api.create_queue("grouped")
-    bury(api, "grouped", {"land": "de", "big": 10**30}, {"land": "de", "big": 10**30}, fingerprint="a")
-    bury(api, "grouped", {"land": "ch"}, fingerprint="b", version="2")
+    die_of_bug(api, "grouped", {"land": "de", "big": 10**30}, {"land": "de", "big": 10**30}, fingerprint="a")
+    die_of_bug(api, "grouped", {"land": "ch"}, fingerprint="b", version="2")
     assert api.tally(limit=100) > 0
     one, two = api.groups("grouped", limit=5)
     assert (one.fingerprint, one.queue, one.error_type, one.state, one.dead) == ("a", "grouped", "KeyError", "open", 2)
@@ -262,7 +264,7 @@ def groups_and_their_rules(api: Runner) -> None:
 def replay_plans(api: Runner) -> None:
     api.create_queue("plans", {"approve_above": 1})
     api.create_queue("target")
-    one, two, three, four = bury(api, "plans", {"a": 1}, {"a": 2}, {"b": 3}, {"a": 4})
+    one, two, three, four = die_of_bug(api, "plans", {"a": 1}, {"a": 2}, {"b": 3}, {"a": 4})
     patch = [{"op": "replace", "path": "/a", "value": 9}]
     options: dict[str, Any] = {"rate": 1000.5, "window": 1, "canary": 1, "tolerance": 0.5, "generation": 5}
     preview = api.plan_replay("queue:plans", patch=patch, preview=True, **ANA)
@@ -322,7 +324,7 @@ def sinks_and_their_events(api: Runner) -> None:
     api.put_sink("bus", "log", settings, request_id="s1", **ANA)
     began = datetime.now(UTC) - timedelta(hours=1)
     api.create_queue("events")
-    [died] = bury(api, "events", {"n": 1})
+    [died] = die_of_bug(api, "events", {"n": 1})
     [sink] = api.sinks()
     assert (sink.name, sink.kind, sink.types, sink.attempts) == ("bus", "log", ["dead_letter.*"], 4)
     assert (sink.state, sink.waiting, sink.options["name"]) == ("working", 1, "bus")

@@ -13,7 +13,7 @@ import pytest
 from bartleby import AsyncClient, Client
 from bartleby.config import Settings
 from bartleby.errors import NoConnection
-from tests.kit.worker import present
+from tests.kit.worker import present, until
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 
@@ -40,7 +40,7 @@ def test_pooler_is_noticed_and_nothing_is_prepared_behind_it(dsn: str, pooled_ds
 
 
 def test_error_says_that_all_connections_are_in_use(
-    dsn: str, connect: Callable[..., Conn], wait_for: Any, is_waiting: Callable[[], bool]
+    dsn: str, connect: Callable[..., Conn], is_waiting: Callable[[], bool]
 ) -> None:
     settings = Settings(dsn, max_connections=1, connect_timeout=1.5)
     holder = connect(autocommit=False)
@@ -49,7 +49,7 @@ def test_error_says_that_all_connections_are_in_use(
         holder.execute("select pg_advisory_xact_lock(lock_key) from bartleby.queue")
         waiting = threading.Thread(target=client.claim, args=("orders", "w"))
         waiting.start()
-        wait_for(is_waiting)
+        until(is_waiting)
         with pytest.raises(NoConnection, match=r"no connection for 1.5 s: all 1 of this client are in use") as caught:
             client.queues()
         assert "max_connections" in (caught.value.hint or "")

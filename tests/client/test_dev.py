@@ -5,7 +5,6 @@ import os
 import pwd
 import re
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import psycopg
 import pytest
 
 from bartleby import binaries, dev
-from tests.kit.worker import present
+from tests.kit.worker import kill_without_reaping, present
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root changes accounts")
 
@@ -67,12 +66,6 @@ def printed(process: subprocess.Popen[str]) -> Any:
 def dismiss(process: subprocess.Popen[str]) -> None:
     process.communicate()
     assert process.returncode == 0
-
-
-def kill_without_reaping(postmaster: int) -> None:
-    """Leave a zombie, which still has the pid of postmaster.pid: PostgreSQL alone would give up."""
-    os.kill(postmaster, signal.SIGKILL)
-    os.waitid(os.P_PID, postmaster, os.WEXITED | os.WNOWAIT)
 
 
 def test_server_is_shared_protected_and_keeps_its_data(folder: Path) -> None:  # noqa: PLR0915 - two starts for all of it

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from bartleby import Bartleby, Client, Message, fetching
-from tests.kit.worker import Conn, drain, present, row, until, working
+from tests.kit.sql import value
+from tests.kit.worker import Conn, drain, present, until, working
 
 
 def made(dsn: str, seen: list[Any], generation: int | None, version: str | None = None) -> Bartleby:
@@ -40,7 +41,7 @@ def test_newer_message_is_released_uncharged_for_a_newer_worker(
         with Client(dsn) as client:
             client.send("orders", "old", generation=1)
         until(lambda: running.worker.counts["done"] == 1)
-        wait = row(conn, "select extract(epoch from run_at - bartleby.clock())::float8 from bartleby.messages")
+        wait = value(conn, "select extract(epoch from run_at - bartleby.clock())::float8 from bartleby.messages")
         assert 0 < wait <= 3000
     found = present(new.client.find_message(sent))
     assert (found.attempts, found.generation, found.state, new.client.attempts(sent)) == (0, 2, "deferred", [])

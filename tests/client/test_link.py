@@ -11,12 +11,12 @@ from bartleby import calls, dev
 from bartleby.calls import Call
 from bartleby.config import Settings
 from bartleby.link import Link
+from tests.kit.links import LONG, PID, until_busy
 from tests.kit.proxy import Proxy, proxied
-from tests.kit.worker import Conn, Told, row, state, until
+from tests.kit.sql import value
+from tests.kit.worker import Conn, Told, state, until
 
 Links = Callable[..., Link]
-PID: Call[int] = Call("select pg_backend_pid()", (), lambda rows: int(rows[0][0]))
-LONG: Call[str] = Call("select pg_sleep(100)::text", (), lambda rows: str(rows[0][0]))
 NONSENSE: Call[str] = Call("select nonsense", (), lambda rows: str(rows[0][0]))
 
 
@@ -37,14 +37,6 @@ async def links(dsn: str) -> AsyncIterator[Links]:
 def proxy(server: dev.Server) -> Iterator[Proxy]:
     with proxied(server.port) as made:
         yield made
-
-
-async def until_busy(conn: Conn, pid: int) -> None:
-    """Wait until a backend is at its statement."""
-    query = "select state = 'active' and wait_event is not null from pg_stat_activity where pid = %s"
-    async with asyncio.timeout(30):
-        while not row(conn, query, pid):  # noqa: ASYNC110 - the server sets no event of ours
-            await asyncio.sleep(0.002)
 
 
 async def test_neither_a_statement_nor_a_connection_outlasts_the_deadline(
@@ -99,7 +91,7 @@ async def test_abandoned_claim_leases_nothing(links: Links, conn: Conn, connect:
     with pytest.raises(psycopg.errors.ConnectionTimeout):
         await made.run(calls.claim("orders", "me"))
     gone = "select not exists (select from pg_stat_activity where pid = %s)"
-    until(lambda: row(conn, gone, pid), what="the abandoned backend")
+    until(lambda: value(conn, gone, pid), what="the abandoned backend")
     holder.rollback()
     made.deadline = 30.0
     assert state(conn) == (1, 0, 0, 0)
@@ -111,7 +103,7 @@ async def test_abandoned_claim_leases_nothing(links: Links, conn: Conn, connect:
 @pytest.mark.pgbouncer
 async def test_session_behind_a_pooler_keeps_its_settings(links: Links, pooled_dsn: str, conn: Conn) -> None:
     show: Call[str] = Call("show client_connection_check_interval", (), lambda rows: str(rows[0][0]))
-    usual = row(conn, "show client_connection_check_interval")
+    usual = value(conn, "show client_connection_check_interval")
     assert await links(pooled_dsn).run(show) == usual
     assert await links().run(show) != usual
 

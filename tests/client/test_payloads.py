@@ -11,7 +11,8 @@ import psycopg
 import pydantic
 
 from bartleby import Bartleby, Message
-from tests.kit.worker import Conn, Told, drain, handler_of, row
+from tests.kit.sql import value
+from tests.kit.worker import Conn, Told, drain, handler_of
 
 SECRET = "hunter2secret"
 
@@ -106,5 +107,5 @@ def test_value_that_does_not_fit_is_not_shown_under_a_secret_name(app: Bartleby,
     known = [f"{record.getMessage()} {vars(record)}" for record in told.records]
     for table in ("attempts", "dead_letters", "groups", "events"):
         query = f"select coalesce(jsonb_agg(to_jsonb(t) - 'payload'), '[]')::text from bartleby.{table} t"
-        known += [row(conn, query)]
+        known += [value(conn, query)]
     assert [text in str(known) for text in ("refused token", "abcdefghijklmnop", SECRET)] == [True, False, False]

@@ -23,7 +23,7 @@ from sqlalchemy.ext import asyncio as alchemy
 
 import bartleby
 from bartleby import AlreadyHandled, Bartleby, InvalidArgument, Message, UnknownQueue, dev
-from tests.kit.callers import CALLERS, Begin, Caller, finished, use_django, with_driver
+from tests.client.callers import CALLERS, Begin, Caller, finished, use_django, with_driver
 from tests.kit.database import database_dsn
 from tests.kit.worker import Conn, drain, lapse, numbered, present
 

@@ -11,7 +11,6 @@ import mcp
 from bartleby import Client
 from bartleby.documents import Redaction
 from bartleby.evidence import AuditLine
-from bartleby.principal import Role
 from bartleby.surfaces.desk.agents import Allowance
 from bartleby.surfaces.mcp import House, agent_server
 from bartleby.surfaces.mcp.house import agent_named
@@ -37,13 +36,11 @@ class Agent:
         client: Client,
         name: str = "robin",
         *,
-        role: Role = Role.AGENT,
         allowance: Allowance | None = None,
-        queues: set[str] | None = None,
         hidden: tuple[str, ...] = (),
     ) -> None:
         self.client = client
-        self.principal = agent_named(name, role=role, queues=None if queues is None else frozenset(queues))
+        self.principal = agent_named(name)
         self.house = House(client, client, self.principal, allowance, Redaction(hidden))
         self.server = agent_server(self.house)
 
@@ -92,15 +89,3 @@ def said(result: Any) -> Said:
 def as_seen(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that name a plan as it was looked at."""
     return {"replay_id": plan["replay_id"], "hash": plan["hash"], "reason": "the bug is mended"}
-
-
-def texts(node: Any, *, trusted: bool) -> list[str]:
-    """Return all texts of an answer: those in fields that are marked, or the others and the names of fields."""
-    if isinstance(node, dict):
-        if node.get("untrusted") is True:
-            return [] if trusted else [str(node["text"])]
-        names = [str(each) for each in node] if trusted else []
-        return names + [text for each in node.values() for text in texts(each, trusted=trusted)]
-    if isinstance(node, list):
-        return [text for each in node for text in texts(each, trusted=trusted)]
-    return [str(node)] if trusted else []

@@ -1,5 +1,6 @@
-"""For tests of the web console and the HTTP API: routes, requests, dead letters, and searches that stop early."""
+"""For tests of the console and the HTTP API: routes, callers, requests, dead letters, searches that stop early."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -7,7 +8,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.routing import Route
 
-from bartleby import Client
+from bartleby import Client, Failure
+from bartleby.hashing import digest, new_token
 from tests.kit.burying import bury
 
 API = "/api/v1"
@@ -15,6 +17,8 @@ REASON = {"reason": "a test"}
 SECRET = "hunter2-swordfish"
 BIG = 123456789012345678901234567890
 JSON = {"Content-Type": "application/json"}
+SAME = {"Sec-Fetch-Site": "same-origin"}
+Places = dict[str, object]
 
 
 def all_routes(app: FastAPI) -> list[Route]:
@@ -22,6 +26,20 @@ def all_routes(app: FastAPI) -> list[Route]:
     found = [route for route in app.routes if isinstance(route, Route)]
     assert len(found) == len(app.routes)
     return found
+
+
+def visiting(app: FastAPI, *, address: str = "127.0.0.1", host: str = "localhost", **headers: str) -> TestClient:
+    """Return a caller from this address that calls the site by this name."""
+    at = f"http://{host}"
+    return TestClient(app, base_url=at, client=(address, 50000), follow_redirects=False, headers=headers or None)
+
+
+def add_token(dsn: str, role: str, queues: Sequence[str] | None = None, name: str | None = None) -> str:
+    """Add a token; return its secret."""
+    token = new_token()
+    with Client(dsn) as client:
+        client.add_token("token", name or role, digest(token), role, queues=queues, actor="a test", reason="testing")
+    return token
 
 
 def body_of(answer: Any, status: int = 200) -> Any:
@@ -44,11 +62,47 @@ def post(client: TestClient, path: str, expected: int = 200, /, **body: Any) -> 
     return body_of(client.post(API + path, json={**REASON, **body}), expected)
 
 
-def fill_queue(dsn: str, queue: str = "orders", letters: int = 3) -> list[int]:
-    """Create a queue with dead letters; return their ids."""
+def fill_queue(dsn: str, letters: int = 3) -> list[int]:
+    """Create a queue `orders` with dead letters; return their ids."""
     with Client(dsn) as client:
-        client.create_queue(queue)
-        return bury(client, [{"n": each, "country": "AT"} for each in range(letters)], queue=queue)
+        client.create_queue("orders")
+        return bury(client, [{"n": each, "country": "AT"} for each in range(letters)])
+
+
+def stock(client: Client, queue: str, word: str) -> Places:
+    """Create one of everything, with secrets and with this word in every text; return the path parameters."""
+    by: dict[str, Any] = {"actor": word, "reason": f"{word} why"}
+    client.create_queue(queue)
+    payloads = [{"password": SECRET, "a": word, word: each, "note": f"token={SECRET}"} for each in range(2)]
+    error, headers = f"{word}: password={SECRET}", {"authorization": SECRET, word: word}
+    first, alive = bury(client, payloads, queue=queue, kind=word, error=error, key=f"{word}-1", headers=headers)
+    client.tally()
+    (group,) = client.groups(queue)
+    client.split_group(group.id, "payload.password", SECRET, **by)
+    client.regroup()
+    client.tally()
+    patch = [
+        {"op": "replace", "path": "/password", "value": f"{SECRET}-2"},
+        {"op": "copy", "from": "/password", "path": "/x"},
+        {"op": "add", "path": "/b", "value": word},
+    ]
+    plan = client.plan_replay(f"queue:{queue} payload.password:{SECRET}", patch=patch, **by)
+    client.replay([alive], **by)
+    lease = client.claim(queue, "web-1")
+    assert lease is not None
+    failure = Failure(lease.messages[0].position, "KeyError", error, f"Traceback: {error}", verdict="retry", delay=1000)
+    client.fail(lease.id, [failure])
+    split = client.dead_letters(f"id:{first}").items[0].group_id
+    assert split is not None
+    client.acknowledge_group(split, owner=word, **by)
+    client.put_sink("bus", "log", {}, **by)
+    client.report_sink("bus", failures=1, error=word)
+    client.report_worker("web-1", version=word, host=word, queues=["orders", "vault"])
+    return {
+        "message_id": first, "alive": alive, "group_id": split, "rule_id": client.group_rules(queue)[0].id,
+        "replay_id": plan, "queue": queue, "sink": "bus", "worker": "web-1",
+        "token_id": client.add_token("token", word, digest(word), "reader", **by),
+    }  # fmt: skip
 
 
 def shorten_searches(conn: psycopg.Connection[Any]) -> None:

@@ -106,11 +106,6 @@ def is_live(page: Page) -> Page:
     return page
 
 
-def status(client: Client, message_id: int) -> str:
-    letter = client.dead_letter(message_id)
-    return "none" if letter is None else letter.status
-
-
 def fill(page: Page, summary: str, reason: str = "because") -> Page:
     deed = page.locator("details.deed", has=page.locator("summary", has_text=summary))
     if deed.get_attribute("open") is None:

@@ -1,4 +1,4 @@
-"""Dead letters for tests of commands."""
+"""Dead letters, made by a client."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -42,7 +42,7 @@ def fail_next(client: Client, error: str = "7", queue: str = "orders", **more: A
     client.fail(lease.id, [Failure(lease.messages[0].position, error=error, **report)])
 
 
-def finish_next(client: Client, queue: str = "orders") -> None:
-    lease = client.claim(queue, "w")
+def finish_next(client: Client) -> None:
+    lease = client.claim("orders", "w")
     assert lease is not None
     client.ack(lease.id)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, LiteralString
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -24,8 +24,8 @@ from psycopg.rows import tuple_row
 
 from bartleby import dev
 from bench import pooler
-from tests.kit.sql import PSQL, SQL, psql
-from tests.kit.worker import until
+from tests.kit.pgmq import SCRIPT as PGMQ
+from tests.kit.sql import PSQL, SQL, Connection, psql
 
 # Whoever starts the tests in the background has Ctrl-C ignored, and so would have every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,8 +33,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes is no property of what is tested, and four test processes share the machine.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 RESET = Path(__file__).with_name("reset.sql")
 SETTINGS = {
@@ -109,6 +107,17 @@ def admin(server: dev.Server) -> Iterator[Connection]:
 def template(server: dev.Server, admin: Connection) -> str:
     name = "bartleby_template"
     admin.execute(f"create database {name}".encode())
+    install(database_dsn(server, name))
+    return name
+
+
+@pytest.fixture(scope="session")
+def pgmq_template(server: dev.Server, admin: Connection) -> str:
+    """A template with pgmq, for folders and modules whose `template` it is."""
+    name = "bartleby_pgmq_template"
+    admin.execute(f"create database {name}".encode())
+    with psycopg.connect(database_dsn(server, name), autocommit=True) as conn:
+        conn.execute(PGMQ.read_bytes())
     install(database_dsn(server, name))
     return name
 
@@ -268,11 +277,6 @@ def connect(dsn: str) -> Iterator[Callable[..., Connection]]:
 @pytest.fixture
 def conn(lent_database: Database) -> Connection:
     return lent_database.conn
-
-
-@pytest.fixture
-def wait_for() -> Callable[[Callable[[], object]], object]:
-    return until
 
 
 @pytest.fixture

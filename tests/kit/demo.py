@@ -1,16 +1,14 @@
-"""A demo for tests: started in a pipe or on a terminal, and a check that nothing of it is left."""
+"""A demo on a terminal, and a check that nothing of it is left."""
 
 import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.kit.commands import PROGRAM
 from tests.kit.screen import CTRL_C, Screen
 from tests.kit.worker import until
 
@@ -42,17 +40,6 @@ def _started_with(folder: Path) -> set[int]:
 def environment(folder: Path) -> dict[str, str]:
     given = {name: value for name, value in os.environ.items() if not name.startswith(("BARTLEBY_DSN", "COLUMNS"))}
     return {**given, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1", "TERM": "xterm-256color"}
-
-
-def start(folder: Path, *words: str, program: Sequence[str] = PROGRAM) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*program, "demo", *words],
-        env=environment(folder),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def processes(folder: Path) -> set[int]:

@@ -1,25 +1,17 @@
-"""Applications that contain the console, served by uvicorn, and a proxy in front of them."""
+"""The examples of applications that contain the console, and what must hold in each of them."""
 
-import contextlib
-import http.client
-import os
 import re
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from html import unescape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
+from bartleby import Client
+from bartleby.surfaces.web.authenticating import COOKIE
+from tests.kit.api import API, SAME, add_token, fill_queue
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "howto" / "embed-the-console.md"
-OURS = "ops.example"
 INSIDE = "/internal/bartleby"
 FOREIGN: list[dict[str, str]] = [
     {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
@@ -31,52 +23,7 @@ FOREIGN: list[dict[str, str]] = [
         "http://localhost:9999", "http://localhost@evil.example", "file://localhost")),
 ]  # fmt: skip
 """Headers of requests from pages of other sites."""
-SERVE = """
-import socket, sys, uvicorn
-from importlib import import_module
-module, _, name = sys.argv[1].partition(":")
-listening = socket.create_server(("127.0.0.1", 0))
-app = getattr(import_module(module), name)
-print(listening.getsockname()[1], flush=True)
-options = {"root_path": sys.argv[2]} if len(sys.argv) > 2 else {}
-config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, **options)
-uvicorn.Server(config).run(sockets=[listening])
-"""
 LINK = re.compile(r'\b(?:href|src|action|hx-get|hx-post)="([^"]*)"')
-SETTINGS = """
-SECRET_KEY = "nobody else knows it"
-ALLOWED_HOSTS = ["*"]
-ROOT_URLCONF = "shop.urls"
-INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions"]
-MIDDLEWARE = ["django.contrib.sessions.middleware.SessionMiddleware"]
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.sqlite3"}}
-PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-USE_TZ = True
-"""
-URLS = """
-from django.contrib.auth import authenticate, login
-from django.http import HttpResponse
-from django.urls import path
-
-def shop(request):
-    return HttpResponse("the shop")
-
-def sign_in(request, name):
-    login(request, authenticate(request, username=name, password="open sesame"))
-    return HttpResponse(status=204)
-
-urlpatterns = [path("", shop), path("sign-in/<name>", sign_in)]
-"""
-PEOPLE = """
-import django
-django.setup()
-from django.core.management import call_command
-from django.contrib.auth.models import User
-call_command("migrate", verbosity=0)
-User.objects.create_superuser("ana", password="open sesame")
-User.objects.create_user("ben", password="open sesame", is_staff=True)
-User.objects.create_user("eve", password="open sesame")
-"""
 
 
 def examples() -> dict[str, str]:
@@ -84,56 +31,66 @@ def examples() -> dict[str, str]:
     return dict(found)
 
 
-@dataclass(frozen=True)
-class Serving:
-    port: int
-    process: subprocess.Popen[str]
-
-    def visitor(self, **headers: str) -> httpx.Client:
-        """Return a caller of this server that follows no redirects."""
-        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=30)
-
-    def end(self) -> int:
-        """Stop it as a deployment does; return its exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+def sign_in(visitor: Any, name: str) -> None:
+    """Sign in at the application, not at the console."""
+    visitor.cookies.clear()
+    if visitor.post(f"/sign-in/{name}").status_code == 404:  # in this example a middleware knows keys
+        visitor.cookies.set("shop", f"key-of-{name}")
 
 
-@contextlib.contextmanager
-def serving(dsn: str, folder: Path, app: str, *more: str, **environment: str) -> Iterator[Serving]:
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", SERVE, app, *more],
-        cwd=folder,
-        env={**os.environ, "BARTLEBY_DSN": dsn, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]), **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, "the server did not start"
-        yield Serving(int(line), process)
-    finally:
-        process.kill()
-        process.communicate()
+def check_users(visitor: Any, dsn: str) -> None:
+    """Check that an application names its users to the console, and that every page and form is under the prefix."""
+    letter, *_ = fill_queue(dsn)
+    assert visitor.get(f"{INSIDE}{API}/queues").status_code == 401
+    asked = visitor.get(f"{INSIDE}/letters?filter=queue:orders")
+    assert asked.headers["location"].startswith(f"{INSIDE}/login?next=%2Finternal%2Fbartleby%2Fletters")
+    sign_in(visitor, "eve")  # a user of the application without a role in the console
+    assert visitor.get(f"{INSIDE}{API}/queues").status_code == 401
+    token = {"name": "x", "role": "reader", "reason": "a test"}
+    for user, status in (("ben", 403), ("ana", 201)):
+        sign_in(visitor, user)
+        assert visitor.get(f"{INSIDE}{API}/queues").json()[0]["name"] == "orders"
+        assert visitor.post(f"{INSIDE}{API}/tokens", json=token, headers=SAME).status_code == status, user
+        assert visitor.post(f"{INSIDE}{API}/tokens", json=token, headers=FOREIGN[0]).status_code == 403, user
+    seen = walk(visitor, INSIDE)
+    assert {f"{INSIDE}/{each}" for each in ("", "groups", "queues", "operations", "audit")} <= seen
+    assert all(any(part in each for each in seen) for part in (f"{INSIDE}/letters", ".css", ".js"))
+    assert "content-security-policy" not in visitor.get("/").headers
+    path = f"{INSIDE}/letters/{letter}/discard"
+    answer = visitor.post(path, data={"reason": "a test"}, headers=SAME)
+    assert (answer.status_code, answer.headers["location"].startswith(f"{INSIDE}/letters")) == (303, True)
+    notices = [each for each in answer.headers.get_list("set-cookie") if not each.startswith(COOKIE)]
+    assert notices
+    assert all(f"Path={INSIDE};" in f"{each};" for each in notices)
+    for headers in (*FOREIGN, {}):  # a cookie of the application is guarded like one of the console
+        assert visitor.post(path, data={"reason": "no"}, headers=headers).status_code == 403, headers
+    with Client(dsn) as client:
+        [line] = client.audit_log(limit=1, action="letter.discard")
+    assert (line.actor, line.reason) == ("ana", "a test")
 
 
-def django_project(folder: Path) -> None:
-    shop = folder / "shop"
-    shop.mkdir()
-    for name, text in {"__init__": "", "settings": SETTINGS, "urls": URLS}.items():
-        (shop / f"{name}.py").write_text(text)
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop.settings"}
-    subprocess.run([sys.executable, "-c", PEOPLE], cwd=folder, env=environment, check=True, timeout=60)
+def check_sessions(visitor: Any, dsn: str) -> None:
+    """Check that tokens and sessions of the console work in an application."""
+    visitor.cookies.clear()
+    token = add_token(dsn, "operator")
+    document = visitor.get(f"{INSIDE}{API}/openapi.json", headers={"Authorization": f"Bearer {token}"}).json()
+    assert document["servers"][0]["url"] == INSIDE
+    assert "/api/v1/queues" in document["paths"]
+    answer = visitor.post(f"{INSIDE}/login", data={"secret": token, "next": f"{INSIDE}/groups"}, headers=SAME)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"{INSIDE}/groups")
+    assert cookie_of(answer, COOKIE)[1]["path"] == INSIDE
+    assert visitor.get(f"{INSIDE}/groups").status_code == 200
+    assert visitor.post(f"{INSIDE}/logout", headers=SAME).headers["location"] == f"{INSIDE}/login"
+    assert visitor.get(f"{INSIDE}/groups").status_code == 303
 
 
-def walk(visitor: Any, prefix: str, **headers: str) -> set[str]:
+def walk(visitor: Any, prefix: str) -> set[str]:
     """Follow every link of the console; each must stay under the prefix and lead to a page."""
     waiting, seen = {f"{prefix}/"}, set[str]()
     while waiting - seen and len(seen) < 40:
         path = min(waiting - seen, key=lambda each: ("?" in each, len(each), each))  # filters have no end
         seen.add(path)
-        answer = visitor.get(path, headers=headers)
+        answer = visitor.get(path)
         assert answer.status_code == 200, path
         if not answer.headers["content-type"].startswith("text/html"):
             continue
@@ -145,48 +102,6 @@ def walk(visitor: Any, prefix: str, **headers: str) -> set[str]:
         posted = {each for each in inside if f'action="{each}"' in answer.text}
         waiting |= {each.partition("#")[0] for each in inside - posted if "/live" not in each}
     return seen
-
-
-@contextlib.contextmanager
-def proxy(port: int, *, strips: bool, forwards: bool = True) -> Iterator[int]:
-    """Serve under /ops and another name; strip /ops or keep it, send X-Forwarded headers or not."""
-
-    class Passing(BaseHTTPRequestHandler):
-        def pass_on(self) -> None:
-            if not f"{self.path}/".startswith("/ops/"):
-                self.send_error(404)
-                return
-            path = (self.path.removeprefix("/ops") or "/") if strips else self.path
-            headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-            headers |= {"Host": "console.internal:8467", "Connection": "close"}
-            if forwards:
-                forwarded = {"Host": self.headers["Host"], "Proto": "https", "For": self.client_address[0]}
-                headers |= {f"X-Forwarded-{name}": value for name, value in forwarded.items()}
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            behind = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-            with contextlib.closing(behind), contextlib.suppress(ConnectionError):
-                behind.request(self.command, path, body, headers)
-                answer = behind.getresponse()
-                self.send_response_only(answer.status)
-                for name, value in answer.getheaders():
-                    if name.lower() not in {"transfer-encoding", "connection"}:
-                        self.send_header(name, value)
-                self.end_headers()
-                while part := answer.read1():
-                    self.wfile.write(part)
-
-        do_GET = do_POST = do_DELETE = pass_on  # noqa: N815 - names of the library
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Passing) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
 
 
 def cookie_of(answer: Any, name: str) -> tuple[str, Mapping[str, str]]:

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from bartleby import Client
-from bartleby.hashing import digest, new_token
+from tests.kit.api import add_token, stock
 from tests.kit.burying import bury
 
 CHECKS = [
@@ -31,33 +31,15 @@ CHECKS = [
 
 def fuzz(app: FastAPI, dsn: str, *, examples: int, step: int = 1) -> None:
     """Send deterministic requests to every `step`-th operation of the document, deletions last."""
-    known, secret = _stock(dsn), new_token()
     with Client(dsn) as client:
-        client.add_token("token", "admin", digest(secret), "admin", actor="a test", reason="testing")
-    headers = {"Authorization": f"Bearer {secret}"}
+        known = stock(client, "orders", "word")
+        bury(client, [{"n": 1e300}, [1], None])
+    headers = {"Authorization": f"Bearer {add_token(dsn, 'admin')}"}
     schema = schemathesis.openapi.from_asgi("/api/v1/openapi.json", app, headers=headers)
     operations = [each.ok() for each in schema.get_all_operations() if isinstance(each, Ok)]
     assert len(operations) == sum(len(methods) for methods in app.openapi()["paths"].values())
     for operation in sorted(operations[::step], key=lambda each: each.method == "delete"):
         assert _statuses(operation, headers, known, examples), operation.label
-
-
-def _stock(dsn: str) -> dict[str, object]:
-    """Create one of everything; return the path parameters."""
-    by: dict[str, Any] = {"actor": "ana", "reason": "why"}
-    with Client(dsn) as client:
-        client.create_queue("orders")
-        ids = bury(client, [{"country": "AT", "n": 1e300}, [1], None], key="a", headers={"x": 1})
-        client.tally()
-        plan = client.plan_replay(ids=ids, patch=[{"op": "test", "path": "", "value": 1}], **by)
-        client.put_sink("bus", "log", {}, **by)
-        client.report_worker("web-1", queues=["orders"])
-        client.split_group(client.groups()[0].id, "payload.n", 1, **by)
-        token = client.add_token("token", "x", "0" * 64, "reader", **by)
-        return {
-            "message_id": ids[0], "group_id": client.groups()[0].id, "replay_id": plan, "queue": "orders",
-            "sink": "bus", "worker": "web-1", "rule_id": client.group_rules()[0].id, "token_id": token,
-        }  # fmt: skip
 
 
 def _statuses(operation: Any, headers: dict[str, str], known: dict[str, object], examples: int) -> set[int]:

@@ -1,5 +1,6 @@
 """Short names for pgmq and for what is attached to it."""
 
+from importlib.resources import files
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -9,6 +10,8 @@ from tests.kit.events import NOT_TOLD
 from tests.kit.sql import Claim, Connection, Row, column, rows, value
 
 QUEUE, SIBLING = "jobs", "jobs_dlq"
+SCRIPT = files("pgmq") / "sql" / "pgmq.sql"
+"""The SQL that the Python package of pgmq ships."""
 
 
 def attach(conn: Connection, queue: str = QUEUE, *, sibling: bool = True, **policy: Any) -> None:
@@ -59,9 +62,9 @@ def agrees(conn: Connection) -> None:
     assert value(conn, counted) == value(conn, "select count(*) from bartleby.dead_letter")
 
 
-def dead(conn: Connection, *payloads: Any, **policy: Any) -> list[int]:
+def dead(conn: Connection, *payloads: Any) -> list[int]:
     """Letters of these payloads; their ids."""
-    made(conn, **({"max_attempts": 1} | policy))
+    made(conn, max_attempts=1)
     sent = put(conn, *payloads)
     read(conn)
     for msg_id in sent:

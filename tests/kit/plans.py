@@ -47,17 +47,17 @@ def adds_up(conn: Connection) -> None:
 def die(conn: Connection, count: int = 1, queue: str = "q", **failure: Any) -> list[int]:
     """That many new messages, dead; their payloads are 1, 2, 3 …"""
     ids = send_count(conn, count, queue)
-    bury(conn, claim(conn, count, queue), **failure)
+    kill(conn, claim(conn, count, queue), **failure)
     return ids
 
 
 def die_of(conn: Connection, payload: Any, queue: str = "q", failure: Row | None = None, **options: Any) -> int:
     sent = send(conn, payload, queue, **options)
-    bury(conn, claim(conn, 1, queue), **(failure or {}))
+    kill(conn, claim(conn, 1, queue), **(failure or {}))
     return sent
 
 
-def bury(conn: Connection, claimed: Claim, **failure: Any) -> None:
+def kill(conn: Connection, claimed: Claim, **failure: Any) -> None:
     said = fail_all(conn, claimed, **{"verdict": "dead", **failure})
     assert {found["verdict"] for found in said} == {"dead"}
 
@@ -112,7 +112,14 @@ def letter_of(conn: Connection, number: int) -> Row:
     return row(conn, "select * from bartleby.dead_letters where message_id = %s", number)
 
 
-def statuses(conn: Connection) -> dict[int, str]:
+def places(conn: Connection, message_id: int) -> list[str]:
+    """The states of a message, over all places where it could be."""
+    living = "select state from bartleby.messages where message_id = %s"
+    dead = "select status from bartleby.dead_letters where message_id = %s and status = 'dead'"
+    return column(conn, living, message_id) + column(conn, dead, message_id)
+
+
+def status_by_id(conn: Connection) -> dict[int, str]:
     return dict(conn.execute("select message_id, status from bartleby.dead_letters order by message_id").fetchall())
 
 
@@ -130,17 +137,17 @@ def kill_all(conn: Connection, queue: str = "q", **failure: Any) -> list[int]:
     dead: list[int] = []
     while (claimed := claim(conn, 1000, queue)).messages:
         dead += claimed.ids
-        bury(conn, claimed, **failure)
+        kill(conn, claimed, **failure)
     return dead
 
 
-def change(conn: Connection, verb: str, *ids: int, actor: str = "ben", **arguments: Any) -> list[str]:
+def change(conn: Connection, verb: str, *ids: int, actor: str = "ben") -> list[str]:
     """Discard, restore, hold or replay letters by hand; the outcomes."""
     if verb == "replay":
         return ["replayed"] * len(column(conn, "select bartleby.replay(%s, %s, 'by hand')", list(ids), actor))
     release = ", p_on => false" if verb == "release" else ""
     query = f"select outcome from bartleby.{'hold' if release else verb}(%s, %s, 'by hand'{release})"
-    return [found for (found,) in conn.execute(query.encode(), [list(ids), actor, *arguments.values()])]
+    return [found for (found,) in conn.execute(query.encode(), [list(ids), actor])]
 
 
 def events(conn: Connection, kind: str) -> list[Row]:
@@ -152,7 +159,7 @@ def group(conn: Connection, fingerprint: str = "f") -> Row:
     return row(conn, "select * from bartleby.groups where fingerprint = %s", fingerprint)
 
 
-def bury_each(conn: Connection, claimed: Claim, fingerprints: Iterable[str], **failure: Any) -> list[Row]:
+def kill_each(conn: Connection, claimed: Claim, fingerprints: Iterable[str], **failure: Any) -> list[Row]:
     """One failure for each message, in this order of fingerprints."""
     failures = zip(claimed.positions, fingerprints, strict=True)
     usual = {"verdict": "dead", **failure}

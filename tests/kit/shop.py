@@ -3,7 +3,6 @@
 from typing import Any
 
 from bartleby import Client, Failure
-from tests.kit.clock import Clock
 
 TRACE = """Traceback (most recent call last):
   File "/srv/shop/orders.py", line 88, in fulfil
@@ -19,7 +18,7 @@ KeyError: 'JPY\'"""
 TIMEOUT = "no answer from payments.example.com:443 within 5 s"
 
 
-def bury(
+def die_in_shop(
     client: Client, queue: str, payloads: list[object], *, kind: str, error: str, trace: str | None = TRACE,
     key: str | None = None, version: str = "2.4.0", retries: int = 0,
 ) -> list[int]:  # fmt: skip
@@ -52,26 +51,6 @@ def work(client: Client) -> None:
         )  # fmt: skip
 
 
-def remember(dsn: str, clock: Clock) -> None:
-    """Let a day pass in which some messages die; then it is now."""
-    day = {22: 2, 21: 1, 17: 1, 14: 3, 9: 1, 8: 2, 5: 6, 4: 9, 3: 14, 2: 21, 1: 33}
-    clock.advance(-24 * 3600)
-    with Client(dsn) as client:
-        client.create_queue("billing")
-        client.create_queue("mail")
-        for before in range(23, 0, -1):
-            clock.advance(3600)
-            if count := day.get(before, 0):
-                invoices: list[object] = [
-                    {"invoice": 9000 + before * 50 + n, "gateway": "stripe"} for n in range(count)
-                ]
-                bury(client, "billing", invoices, kind="ConnectTimeout", error=TIMEOUT, trace=None, version="2.3.9")
-            if before in {20, 11, 6}:
-                users: list[object] = [{"to": f"user{before}@example.com"}]
-                bury(client, "mail", users, kind="SMTPError", error="554 mailbox unavailable", trace=None)
-    clock.advance(3600)
-
-
 def furnish(client: Client) -> dict[str, int]:
     """Make a shop in trouble; return ids by what they are for."""
     for name in ("orders", "billing", "mail", "search.index"):
@@ -84,13 +63,13 @@ def furnish(client: Client) -> dict[str, int]:
         }
         for n in range(37)
     ]
-    yen = bury(client, "orders", list(orders), kind="KeyError", error="'JPY'", key="order")
-    bury(client, "billing", [{"invoice": n, "gateway": "stripe"} for n in range(124)], kind="ConnectTimeout",
-         error=TIMEOUT, trace=None, key="invoice", version="2.3.9")  # fmt: skip
-    mail = bury(client, "mail", [{"to": "ana@example.com"}], kind="ValueError", error="template 'welcome' has no body",
-                retries=2)  # fmt: skip
-    bury(client, "mail", [{"to": f"user{n}@example.com"} for n in range(6)], kind="UnicodeEncodeError",
-         error="'latin-1' codec can't encode character '\u2019' in position 7", key="user")  # fmt: skip
+    yen = die_in_shop(client, "orders", list(orders), kind="KeyError", error="'JPY'", key="order")
+    die_in_shop(client, "billing", [{"invoice": n, "gateway": "stripe"} for n in range(124)], kind="ConnectTimeout",
+                error=TIMEOUT, trace=None, key="invoice", version="2.3.9")  # fmt: skip
+    mail = die_in_shop(client, "mail", [{"to": "ana@example.com"}], kind="ValueError",
+                       error="template 'welcome' has no body", retries=2)  # fmt: skip
+    die_in_shop(client, "mail", [{"to": f"user{n}@example.com"} for n in range(6)], kind="UnicodeEncodeError",
+                error="'latin-1' codec can't encode character '\u2019' in position 7", key="user")  # fmt: skip
     groups = {each.queue: int(each.id) for each in client.groups(limit=10)}
     by = {"actor": "ana", "reason": "a release without the new currencies"}
     client.acknowledge_group(groups["orders"], owner="ana", link="https://tickets.example.com/OPS-12", **by)

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
@@ -62,12 +61,6 @@ def pages_read(conn: Connection, query: LiteralString, *parameters: Any) -> int:
             top = value(conn, "explain (analyze, buffers, format json) " + query, *parameters)[0]["Plan"]
         looks.append(top["Shared Hit Blocks"] + top["Shared Read Blocks"])
     return int(min(looks))
-
-
-def processor_time(conn: Connection) -> float:
-    """Return the processor time of a session in seconds, or the wall time where the system does not report it."""
-    known = Path(f"/proc/{conn.info.backend_pid}/schedstat")
-    return int(known.read_text().split()[0]) / 1e9 if known.exists() else time.perf_counter()
 
 
 def create(conn: Connection, name: str = "q", **policy: Any) -> None:

@@ -343,18 +343,17 @@ def children_of(pid: int) -> list[int]:
     return [int(each) for each in found]
 
 
-def row(conn: Conn, query: str, *parameters: object) -> Any:
-    """Return the first row, or the value if it has one column."""
-    found = conn.execute(query.encode(), parameters).fetchone()
-    return found[0] if found is not None and len(found) == 1 else found
+def kill_without_reaping(pid: int) -> None:
+    """Kill a child and leave a zombie, which still has its pid."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def state(conn: Conn, name: str = "orders") -> tuple[int, int, int, int]:
     """Return how many messages of a queue are ready, leased, deferred and dead."""
-    found: tuple[int, int, int, int] = row(
-        conn, "select ready, leased, deferred, dead from bartleby.queues where name = %s", name
-    )
-    return found
+    query = "select ready, leased, deferred, dead from bartleby.queues where name = %s"
+    [(ready, leased, deferred, dead)] = conn.execute(query, [name]).fetchall()
+    return ready, leased, deferred, dead
 
 
 def sessions(conn: Conn, name: str) -> list[int]:
@@ -372,7 +371,7 @@ def lapse(conn: Conn) -> None:
         with conn.transaction():
             conn.execute(lapsing, [leases])
             conn.execute("select bartleby.reap()")
-        held = "select count(*) from bartleby.lease where id = any (%s) and not isempty(pending)"
-        return bool(row(conn, held, leases) == 0)
+        held = "select from bartleby.lease where id = any (%s) and not isempty(pending)"
+        return conn.execute(held, [leases]).rowcount == 0
 
     until(taken_back)

@@ -13,9 +13,9 @@ from bartleby.surfaces.desk import Desk
 from bartleby.surfaces.desk.agents import Allowance
 from bartleby.surfaces.web import ConsoleSettings, console
 from tests.kit.agent import Agent, Said, as_seen
+from tests.kit.api import visiting
 from tests.kit.burying import bury, statuses
 from tests.kit.replay import Shop, wait_for
-from tests.web.conftest import visiting
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 Plan = dict[str, Any]

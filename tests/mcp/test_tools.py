@@ -11,7 +11,7 @@ from bartleby import Client, Failure
 from bartleby.documents import Redaction
 from bartleby.surfaces.mcp.auditing import masked
 from bartleby.surfaces.mcp.untrusted import Quoting, bare
-from tests.kit.agent import Agent, texts
+from tests.kit.agent import Agent
 from tests.kit.burying import bury
 from tests.kit.commands import HOSTILE
 
@@ -31,6 +31,18 @@ SHAPES = (
     "https://api/x?token={}&b=1", "-----BEGIN RSA PRIVATE KEY-----\n{}\n-----END RSA PRIVATE KEY-----",
     "pass\u200bword={}", "to\x1b[0mken={}", "ghp_{}{}",
 )  # fmt: skip
+
+
+def texts(node: Any, *, trusted: bool) -> list[str]:
+    """Return all texts of an answer: those in fields that are marked, or the others and the names of fields."""
+    if isinstance(node, dict):
+        if node.get("untrusted") is True:
+            return [] if trusted else [str(node["text"])]
+        names = [str(each) for each in node] if trusted else []
+        return names + [text for each in node.values() for text in texts(each, trusted=trusted)]
+    if isinstance(node, list):
+        return [text for each in node for text in texts(each, trusted=trusted)]
+    return [str(node)] if trusted else []
 
 
 def plant(client: Client, text: str, payload: Any, *, key: str | None = None, headers: Any = None) -> int:

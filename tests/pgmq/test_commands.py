@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.kit.commands import Done
-from tests.kit.pgmq import QUEUE, SIBLING, agrees, inside, letters, put, step, watch
+from tests.kit.pgmq import QUEUE, SCRIPT, SIBLING, agrees, inside, letters, put, step, watch
 from tests.kit.sql import Connection, rows, value
-from tests.pgmq.conftest import SCRIPT
 
 APP = """
 from bartleby import Bartleby, Message, Terminal

@@ -63,7 +63,7 @@ def operate(world: OperatedWorld, rng: random.Random, k: int, _: str = "", *, ac
     match action:
         case "die":
             world.send_many(k, rng.choice(world.names), rng.randint(1, 8))
-            bury(world, rng, k)
+            kill_some(world, rng, k)
         case "change":
             world.change(k, rng.choice(["discard", "restore", "hold", "release"]), letters(world, rng, k))
         case "plan":
@@ -83,7 +83,7 @@ def operate(world: OperatedWorld, rng: random.Random, k: int, _: str = "", *, ac
             pass
 
 
-def bury(world: World, rng: random.Random, k: int) -> None:
+def kill_some(world: World, rng: random.Random, k: int) -> None:
     for queue in world.names:
         if claimed := world.claim(k, queue, 10):
             world.fail(k, claimed.lease, claimed.positions, rng.choice(["dead", "dead", None]), None)

@@ -6,7 +6,7 @@ from typing import LiteralString
 import pytest
 
 from tests.kit.events import NOT_TOLD, put_sink
-from tests.kit.plans import adds_up, bury, change, die, events, started, states, statuses, step, steps, work_all
+from tests.kit.plans import adds_up, change, die, events, kill, started, states, status_by_id, step, steps, work_all
 from tests.kit.sql import Claim, Connection, claim, column, create, fail, rows, send, value
 from tests.property.sessions import WANTS, Sessions, execute
 
@@ -45,7 +45,7 @@ def test_letter_buried_by_outdated_rules_is_moved(s: Sessions) -> None:
             come_to_rest(s)
         if rule == "merged before the death":
             operator.execute(MERGE, [[b], a])
-        bury(worker, claimed, fingerprint=there)
+        kill(worker, claimed, fingerprint=there)
         if rule == "merged during the death":
             operator.execute(MERGE, [[b], a])
         if rule == "removed":
@@ -75,7 +75,7 @@ def test_workers_and_operators_lock_letters_in_one_order(s: Sessions) -> None:
         blocker.rollback()
         assert holding.result() == ["held", "held"]
         burying.result()
-    assert statuses(s.main) == dict.fromkeys(ids, "dead")
+    assert status_by_id(s.main) == dict.fromkeys(ids, "dead")
 
 
 def test_queue_is_not_dropped_during_a_replay_step_into_it(s: Sessions) -> None:
@@ -131,8 +131,8 @@ def test_regression_is_reported_once(s: Sessions) -> None:
         resolve(s.main, groups(s)[-1], "2")
         one, two = leased(s), leased(s)
         first = s.begin()
-        bury(first, one, **failure)
-        bury(s.hasty(), two, **failure)
+        kill(first, one, **failure)
+        kill(s.hasty(), two, **failure)
         getattr(first, end)()
         s.main.execute(TALLY)
         assert len(events(s.main, "group.regressed")) == number
@@ -144,7 +144,7 @@ def test_death_while_a_group_is_being_resolved_is_a_regression(s: Sessions) -> N
     die(s.main, fingerprint="a", worker_version="c0ffee")
     claimed, operator = leased(s), s.begin()
     resolve(operator, groups(s)[0], "decade")
-    bury(s.hasty(), claimed, fingerprint="a", worker_version="facade")
+    kill(s.hasty(), claimed, fingerprint="a", worker_version="facade")
     operator.commit()
     s.main.execute(TALLY)
     assert value(s.main, "select state from bartleby.groups") == "regressed"
@@ -155,7 +155,7 @@ def test_death_before_a_group_was_resolved_is_not_a_regression(s: Sessions) -> N
     die(s.main, fingerprint="a", worker_version="1")
     claimed, operator = leased(s), s.begin()
     operator.execute("select bartleby.acknowledge_group(%s, 'me', 'x')", groups(s))
-    bury(s.hasty(), claimed, fingerprint="a", worker_version="3")
+    kill(s.hasty(), claimed, fingerprint="a", worker_version="3")
     operator.commit()
     s.clock.advance(1)
     resolve(s.main, groups(s)[0], "2")
@@ -199,7 +199,7 @@ def test_count_under_way_does_not_outlive_its_group(s: Sessions) -> None:
 def test_removing_a_sink_does_not_break_a_burial_that_emits_to_it(s: Sessions) -> None:
     put_sink(s.main)
     claimed = leased(s)
-    with ExitStack() as removal, s.held(WANTS, bury, claimed):
+    with ExitStack() as removal, s.held(WANTS, kill, claimed):
         removal.enter_context(s.waiting(s.open(), execute, REMOVE, may_end=True))
     assert value(s.main, "select count(*) from bartleby.dead_letters") == 1
     assert value(s.main, "select count(*) from bartleby.log where queue not in (select id from bartleby.queue)") == 0

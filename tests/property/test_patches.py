@@ -12,7 +12,7 @@ import jsonpatch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from tests.kit.database import Connection
+from tests.kit.sql import Connection
 from tests.property.conftest import examples_share_a_database
 
 Operation: TypeAlias = dict[str, Any]

@@ -28,7 +28,7 @@ def failing(times: int) -> Callable[[Event], Outcome]:
     return answer
 
 
-def audited(client: Client) -> int:
+def audited_failures(client: Client) -> int:
     return sum(line.after["events"] for line in client.audit_log(action="sink.failure") if line.after)
 
 
@@ -66,7 +66,7 @@ def test_outage_is_counted_and_reported_once_and_loses_no_event(
     assert len(set(bus.known)) == len(bus.known)
     assert len(told.of("sink.degraded")) == len(told.of("sink.recovered")) == 1
     assert [each["data"]["error"] for each in bus.of("sink.degraded")] == ["connection refused"]
-    assert (len(bus.of("sink.recovered")), sink(client).failures, audited(client)) == (1, 4, 4)
+    assert (len(bus.of("sink.recovered")), sink(client).failures, audited_failures(client)) == (1, 4, 4)
 
 
 def assert_shown(bartleby: Callable[..., Done], command: str, *texts: str) -> None:
@@ -382,4 +382,4 @@ def test_role_of_the_relay_publishes_and_retries_that_succeed_are_not_counted(
     for name, bus in buses.items():
         assert [each["data"]["message_id"] for each in bus.events] == died, name
         found = sink(client, name)
-        assert (found.failures, found.state, found.error, audited(client)) == (0, "working", None, 0), name
+        assert (found.failures, found.state, found.error, audited_failures(client)) == (0, "working", None, 0), name

@@ -16,7 +16,7 @@ from bartleby.errors import BartlebyError
 from bartleby.sinks.publisher import Published, Publisher, Readable
 from tests.kit.sinks import conformance
 from tests.kit.sinks.conformance import Sink, bounded, event, events, ids_of, named, publish_all, stored_ids, why
-from tests.kit.sinks.servers import until
+from tests.kit.sinks.servers import eventually
 
 
 async def arrived_ids(sink: Sink) -> list[str]:
@@ -172,7 +172,7 @@ class Conformance:
             await publisher.close()
             await publish_all(publisher, [event(number)])
             await publisher.close()
-            await until(lambda: asyncio.all_tasks() <= before)
+            await eventually(lambda: asyncio.all_tasks() <= before)
         assert set(await arrived_ids(sink)) == set(ids_of(events(2)))
 
     async def test_event_that_is_too_large_is_refused_alone(self, sink: Sink) -> None:

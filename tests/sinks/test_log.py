@@ -13,7 +13,7 @@ import pytest
 from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Publisher, Readable
 from tests.kit.sinks.conformance import event, events, ids_of, named, stored_ids, why
-from tests.kit.sinks.servers import until
+from tests.kit.sinks.servers import eventually
 from tests.kit.worker import Told
 
 
@@ -103,7 +103,7 @@ async def test_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: py
     publisher = opened(tmp_path / "events.log", timeout=0.2)
     for _ in range(3):
         (outcome,) = await publisher.publish([event(1)])
-        await until(lambda: running)
+        await eventually(lambda: running)
         assert "not written within 0.2 s" in why(outcome)
     assert len(running) == 1, "one thread waits, and not one for each call"
     go_on.set()

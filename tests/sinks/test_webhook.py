@@ -19,7 +19,7 @@ from bartleby.sinks.publisher import Failed, Outcome, Published, Refused
 from tests.kit.sinks.conformance import PATIENT, event, events, named
 from tests.kit.sinks.harness_webhook import SECRET, webhook
 from tests.kit.sinks.receiver import Receiver, Reply, Request
-from tests.kit.sinks.servers import until
+from tests.kit.sinks.servers import eventually
 
 NEW_SECRET = "whsec_plJ3nmyCDGBKInavdOK15jsl6b5VlKzhNXZsOtsPXnA="
 SOON = 0.5
@@ -214,9 +214,9 @@ async def test_server_without_tls_is_a_failure_and_a_cancelled_handshake_leaves_
     async with Receiver.running() as receiver:  # waits for plain text
         publisher = webhook(f"https://127.0.0.1:{receiver.port}/hook")
         publishing = asyncio.create_task(publisher.publish([event(1)]))
-        await until(lambda: receiver.connected > 0)
+        await eventually(lambda: receiver.connected > 0)
         publishing.cancel()
         await asyncio.wait([publishing])
-        await until(lambda: receiver.connected == 0)
+        await eventually(lambda: receiver.connected == 0)
         await publisher.close()
     assert receiver.requests == []

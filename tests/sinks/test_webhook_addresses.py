@@ -18,7 +18,7 @@ from bartleby.sinks.publisher import Outcome, Published
 from tests.kit.sinks.conformance import event, why
 from tests.kit.sinks.harness_webhook import SECRET
 from tests.kit.sinks.receiver import Receiver
-from tests.kit.sinks.servers import until
+from tests.kit.sinks.servers import eventually
 
 PUBLIC = "93.184.215.14"
 METADATA = "169.254.169.254"
@@ -193,7 +193,7 @@ async def test_connection_to_another_address_is_closed() -> None:
         assert "127.0.0.1 is a loopback address" in await reason_of(client)
         client = made(f"http://127.0.0.1:{receiver.port}/", Policy(private=True), Names(["127.0.0.1"]), lost)
         assert "disconnected" in await reason_of(client)
-        await until(lambda: receiver.connected == 0)
+        await eventually(lambda: receiver.connected == 0)
         assert receiver.requests == []
 
 

@@ -14,7 +14,7 @@ from bartleby.sinks.publisher import Failed, Outcome, Published
 from tests.kit.sinks.conformance import event, events, ids_of, named, why
 from tests.kit.sinks.harness_webhook import webhook
 from tests.kit.sinks.receiver import Receiver, Reply, Request
-from tests.kit.sinks.servers import until
+from tests.kit.sinks.servers import eventually
 
 OK = b"HTTP/1.1 200 OK\r\n"
 FINE = OK + b"Content-Length: 2\r\n\r\nok"
@@ -170,23 +170,23 @@ async def test_cancelled_requests_and_closed_publishers_leave_no_socket() -> Non
     async with Receiver.running(lambda _: Reply(wait=answered)) as receiver:
         publisher = webhook(receiver.url)
         publishing = asyncio.create_task(publisher.publish(events(20)))
-        await until(lambda: len(receiver.requests) == 8)
+        await eventually(lambda: len(receiver.requests) == 8)
         publishing.cancel()
         await asyncio.wait([publishing])
         answered.set()
-        await until(lambda: receiver.connected == 0)  # without close()
+        await eventually(lambda: receiver.connected == 0)  # without close()
         assert (publishing.cancelled(), len(receiver.requests)) == (True, 8)
         answered.clear()
         publishing = asyncio.create_task(publisher.publish(events(3)))
-        await until(lambda: len(receiver.requests) == 11)
+        await eventually(lambda: len(receiver.requests) == 11)
         await publisher.close()
         answered.set()
         assert await publishing == [Published("200")] * 3
-        await until(lambda: receiver.connected == 0)
+        await eventually(lambda: receiver.connected == 0)
         await publisher.publish(events(20))
         assert receiver.connected > 0
         await publisher.close()
-        await until(lambda: receiver.connected == 0)
+        await eventually(lambda: receiver.connected == 0)
 
 
 async def test_headers_before_and_after_the_answer_are_ignored() -> None:

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from tests.kit import sql
-from tests.kit.plans import bury, change, die, started, steps
+from tests.kit.plans import change, die, kill, started, steps
 from tests.kit.sql import Claim, Connect, Connection
 
 pytestmark = pytest.mark.usefixtures("q")
@@ -74,7 +74,7 @@ def test_queue_with_messages_or_letters_that_may_be_needed_is_dropped_only_by_fo
     sql.create(conn, "other")
     sql.create(conn, "a")
     sql.send_count(conn, 3, "a")
-    bury(conn, sql.claim(conn, 1, "a"))
+    kill(conn, sql.claim(conn, 1, "a"))
     sql.claim(conn, 1, "a")
     sql.send(conn, 4, "a", delay="1 hour")
     others = sql.stats(conn, "a")
@@ -117,7 +117,7 @@ UNDER_WAY: list[Callable[[Connection, Claim], object]] = [
     lambda conn, _: sql.send(conn, 1, key="k", unique_for="1 hour"),
     lambda conn, _: sql.claim(conn),
     lambda conn, claimed: sql.fail(conn, claimed.lease, {"position": claimed.positions[0]}),
-    bury,
+    kill,
     lambda conn, claimed: sql.release(conn, claimed.lease),
 ]
 
@@ -178,7 +178,7 @@ class TestUnderWay:
         change(observer, "discard", *ids)
         die(observer, 2, "other", fingerprint="a")
         sql.send(observer, 1, "other")
-        bury(worker, sql.claim(observer, 1, "other"), fingerprint="a", worker_version="9")
+        kill(worker, sql.claim(observer, 1, "other"), fingerprint="a", worker_version="9")
         janitor.execute("select bartleby.tally()")
         with sql.waiting(observer, dropper, drop, for_whom=janitor) as second:
             worker.commit()

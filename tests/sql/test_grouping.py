@@ -8,7 +8,7 @@ from psycopg.types.json import Jsonb
 
 from tests.kit import sql
 from tests.kit.clock import Clock
-from tests.kit.plans import adds_up, bury, bury_each, change, die, die_of, group, kill_all, letter_of, tally
+from tests.kit.plans import adds_up, change, die, die_of, group, kill, kill_all, kill_each, letter_of, tally
 from tests.kit.refusals import Refusal, check_refusals
 from tests.kit.sql import NO_WAIT, Connect, Connection, claim, column, create, refused, row, rows, value, waiting
 
@@ -214,11 +214,11 @@ class TestRaces:
         sql.send_count(conn, 4)
         first, second, both = claim(conn), claim(conn), claim(conn, 2)
         one, two = connect(autocommit=False), connect()
-        bury(one, first, fingerprint="new", worker_version="1")
+        kill(one, first, fingerprint="new", worker_version="1")
 
-        both_deaths = partial(bury_each, claimed=both, fingerprints=["known", "new"], worker_version="2")
+        both_deaths = partial(kill_each, claimed=both, fingerprints=["known", "new"], worker_version="2")
         with waiting(conn, two, both_deaths, for_whom=one) as other:
-            bury(one, second, fingerprint="known", worker_version="3")
+            kill(one, second, fingerprint="known", worker_version="3")
             one.commit()
             assert len(other.result()) == 2
         known, new = group(conn, "known")["id"], group(conn, "new")["id"]
@@ -239,7 +239,7 @@ class TestRaces:
         operator, worker = connect(autocommit=False), connect(autocommit=False, options=NO_WAIT)
         janitor = connect(options=NO_WAIT)
         operator.execute("select bartleby.acknowledge_group(%s, 'ann', 'mine')", [a])
-        bury_each(worker, claimed, "ab", worker_version="9")  # it locks b, and leaves the news for a
+        kill_each(worker, claimed, "ab", worker_version="9")  # it locks b, and leaves the news for a
         for _ in range(2):
             regroup(janitor)
         tally(janitor)
@@ -257,7 +257,7 @@ class TestRaces:
         claimed = claim(conn, 2)
         blocker, worker = connect(autocommit=False), connect(autocommit=False, options=NO_WAIT)
         blocker.execute("select from bartleby.failure_group where id = %s for update", [a])
-        bury_each(worker, claimed, "ba", worker_version="9")
+        kill_each(worker, claimed, "ba", worker_version="9")
         blocker.rollback()
         with waiting(conn, connect(), lambda conn: merge(conn, [a], b), for_whom=worker) as merging:
             worker.commit()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit import plans, sql
 from tests.kit.clock import Clock
-from tests.kit.plans import adds_up, bury_each, change, die, die_of, events, group, kill_all, letter_of, tally
+from tests.kit.plans import adds_up, change, die, die_of, events, group, kill_all, kill_each, letter_of, tally
 from tests.kit.refusals import Refusal, check_refusals
 from tests.kit.sql import Connect, Connection, Row, claim, column, create, row, rows, send_count, value, waiting
 
@@ -77,8 +77,8 @@ class TestMembership:
         send_count(conn, 4)
         first, second = claim(conn, 2), claim(conn, 2)
         one, two = connect(autocommit=False), connect()
-        bury_each(one, first, "ab")
-        with waiting(conn, two, lambda conn: bury_each(conn, second, "ba"), for_whom=one) as under_way:
+        kill_each(one, first, "ab")
+        with waiting(conn, two, lambda conn: kill_each(conn, second, "ba"), for_whom=one) as under_way:
             getattr(one, end)()
             under_way.result()
         assert column(conn, "select dead from bartleby.groups") == ([2, 2] if end == "commit" else [1, 1])

@@ -11,9 +11,9 @@ import pytest
 
 from bartleby import dev, schema
 from tests.kit import sql
+from tests.kit.pgmq import SCRIPT as PGMQ
 from tests.kit.refusals import assert_refused
 from tests.kit.sql import Connect, Connection
-from tests.pgmq.conftest import SCRIPT as PGMQ
 
 INSTALL = sql.SQL / "install.sql"
 UNINSTALL = sql.SQL / "uninstall.sql"

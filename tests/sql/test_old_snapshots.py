@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit import sql
 from tests.kit.clock import Clock
-from tests.kit.plans import adds_up, bury, change, die, plan, start, tally
+from tests.kit.plans import adds_up, change, die, kill, plan, start, tally
 from tests.kit.sql import Connect, Connection
 
 pytestmark = pytest.mark.usefixtures("q")
@@ -34,7 +34,7 @@ def prepared(conn: Connection, clock: Clock) -> Iterator[tuple[str, Work, Work]]
     (sent,) = die(conn)
     change(conn, "replay", sent)
     claimed = sql.claim(conn)
-    yield "burial", lambda conn: change(conn, "hold", sent), partial(bury, claimed=claimed)
+    yield "burial", lambda conn: change(conn, "hold", sent), partial(kill, claimed=claimed)
     sql.send_count(conn, 3)
     OPEN(conn)
     clock.advance(2)

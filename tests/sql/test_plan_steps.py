@@ -61,7 +61,7 @@ def test_message_dies_again_into_the_same_letter_in_the_queue_of_the_plan(conn: 
     assert {item["queue"] for item in items(conn, number)} == {"other"}
     claimed = claim(conn, 2, "other")
     ack(conn, claimed.lease, claimed.positions[:1])
-    plans.bury(conn, Claim(claimed.messages[1:]), error_type="Second", fingerprint="f2")
+    plans.kill(conn, Claim(claimed.messages[1:]), error_type="Second", fingerprint="f2")
     step(conn)
     assert states(conn, number) == {ids[0]: "done", ids[1]: "died_again"}
     assert [letter_of(conn, ids[0])[name] for name in ("queue", "status")] == ["q", "resolved"]
@@ -90,7 +90,7 @@ class TestPatched:
             claimed = claim(conn)
             assert claimed.payloads == [after]
             assert (letter_of(conn, sent)["payload"], letter_of(conn, sent)["edited"]) == ({"a": 1}, after)
-            plans.bury(conn, claimed)
+            plans.kill(conn, claimed)
             edited = None if after == {"a": 1} else after
             assert (letter_of(conn, sent)["payload"], letter_of(conn, sent)["edited"]) == ({"a": 1}, edited)
         assert letter_of(conn, sent)["failure_history"][0]["edited"] == both
@@ -127,7 +127,7 @@ class TestCanary:
                 flights.append(len(claimed.messages))
                 dying = [message for message in claimed.messages if message["message_id"] in dies_again]
                 if dying:
-                    plans.bury(conn, Claim(dying))
+                    plans.kill(conn, Claim(dying))
                 if len(dying) < len(claimed.messages):
                     ack(conn, claimed.lease)
         return flights
@@ -252,7 +252,7 @@ class TestPace:
         assert step(conn)["note"] == "waiting for outcomes: the window is full"
         claimed = claim(conn, 3)
         ack(conn, claimed.lease, claimed.positions[:1])
-        plans.bury(conn, Claim(claimed.messages[1:2]))
+        plans.kill(conn, Claim(claimed.messages[1:2]))
         assert step(conn)["moved"] == 2
 
 

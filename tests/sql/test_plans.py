@@ -354,7 +354,7 @@ class TestDroppedQueues:
             elif claimed and where == "done":
                 sql.ack(conn, claimed.lease)
             conn.execute("select bartleby.drop_queue('other', %s)", [where != "done"])
-            assert [plans.statuses(conn)[ident] for ident in ids] == [status, status, "dead"], where
+            assert [plans.status_by_id(conn)[ident] for ident in ids] == [status, status, "dead"], where
             assert step(conn)["status"] == "finished"
             adds_up(conn)
             change(conn, "replay", *ids)

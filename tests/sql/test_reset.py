@@ -6,8 +6,8 @@ import psycopg
 import pytest
 
 from tests.kit.clock import move_clock
-from tests.kit.database import Connection, Pool
-from tests.kit.sql import claim, column, create, fail_all, send, value
+from tests.kit.database import Pool
+from tests.kit.sql import Connection, claim, column, create, fail_all, send, value
 
 
 def contents(conn: Connection) -> dict[str, Any]:

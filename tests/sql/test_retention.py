@@ -7,7 +7,19 @@ import pytest
 
 from tests.kit import plans, sql
 from tests.kit.clock import Clock
-from tests.kit.plans import adds_up, change, command, die, die_of, events, kill_all, letter_of, plan, started, statuses
+from tests.kit.plans import (
+    adds_up,
+    change,
+    command,
+    die,
+    die_of,
+    events,
+    kill_all,
+    letter_of,
+    plan,
+    started,
+    status_by_id,
+)
 from tests.kit.sql import NO_WAIT, Connect, Connection, claim, column, create, refused, rows, send_count, value
 
 DAY = 86400
@@ -37,7 +49,7 @@ class TestLetters:
         assert prune(conn) == {}
         clock.advance(120)
         assert prune(conn)["unresolved dead letters"] == 1
-        assert set(statuses(conn)) == {discarded, restored, replayed}
+        assert set(status_by_id(conn)) == {discarded, restored, replayed}
         clock.advance(10 * DAY)
         assert prune(conn)["resolved and discarded letters"] == 1
         clock.advance(10 * DAY)
@@ -59,7 +71,7 @@ class TestLetters:
         assert column(conn, "select message_id from bartleby.attempts order by 1") == ids
         change(conn, "release", *ids)
         prune(conn)
-        assert (statuses(conn), column(conn, "select message_id from bartleby.attempts")) == ({}, [])
+        assert (status_by_id(conn), column(conn, "select message_id from bartleby.attempts")) == ({}, [])
 
     @pytest.mark.seed("pgmq-58", "pulse-37")
     def test_unresolved_letters_are_warned_of_and_reported_when_they_go(self, conn: Connection, clock: Clock) -> None:
@@ -93,7 +105,7 @@ class TestLetters:
         for days in (1.1, 30, 0, 0):
             clock.advance(days * DAY)
             prune(conn, 2)
-            left.append(len(statuses(conn)))
+            left.append(len(status_by_id(conn)))
         assert left == [6, 4, 2, 0]
 
 
@@ -256,7 +268,7 @@ class TestGroups:
         worker, janitor = connect(autocommit=False), connect(options=NO_WAIT)
         conn.execute("update bartleby.failure_group set state_at = state_at - interval '10 days'")
         conn.execute("delete from bartleby.group_hour")
-        plans.bury(worker, claimed, fingerprint="f")
+        plans.kill(worker, claimed, fingerprint="f")
         assert prune(janitor) == {}
         worker.commit()
         assert prune(janitor) == {}

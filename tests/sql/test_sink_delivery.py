@@ -10,7 +10,7 @@ from psycopg.types.json import Jsonb
 from tests.kit import sql
 from tests.kit.clock import Clock
 from tests.kit.events import about, audited, documents, everything, kinds, put_sink, received, refuse, report, sink_of
-from tests.kit.plans import bury, change, die, die_of, started, steps
+from tests.kit.plans import change, die, die_of, kill, started, steps
 from tests.kit.refusals import check_refusals
 from tests.kit.sql import Connect, Connection, Row
 
@@ -77,7 +77,7 @@ class TestCollection:
         put_sink(conn, "other")
         die(conn)
         assert refuse(conn, received(conn)) == 2
-        bury(conn, sql.claim(conn, 10, "sink.other"))
+        kill(conn, sql.claim(conn, 10, "sink.other"))
         letters = sql.column(conn, "select message_id from bartleby.dead_letters where queue like 'sink.%%'")
         change(conn, "discard", *letters)
         change(conn, "restore", *letters)

@@ -10,7 +10,7 @@ import pytest
 from tests.kit import sql
 from tests.kit.clock import Clock
 from tests.kit.events import about, audited, kinds, put_sink, received, refuse, remove_sink, report, sink_of
-from tests.kit.plans import bury, command, die, events, started
+from tests.kit.plans import command, die, events, kill, started
 from tests.kit.refusals import assert_refused
 from tests.kit.sql import Connect, Connection, Row
 
@@ -227,7 +227,7 @@ class TestRemoving:
         old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         old.execute("select")
         remove_sink(conn)
-        bury(old, claimed)
+        kill(old, claimed)
         old.commit()
         assert about(received(conn, "other"), claimed.ids[0]) == [("created", "1", 1)]
 
@@ -254,7 +254,7 @@ class TestRemoving:
         sql.send_count(conn, 3)
         for end, force, removed in (("commit", True, True), ("rollback", False, True), ("commit", False, False)):
             put_sink(conn)
-            bury(worker, sql.claim(worker), fingerprint=f"{force}")
+            kill(worker, sql.claim(worker), fingerprint=f"{force}")
             with sql.waiting(conn, operator, lambda conn: remove_sink(conn, force=force), for_whom=worker) as removing:  # noqa: B023
                 getattr(worker, end)()
                 if removed:
@@ -302,7 +302,7 @@ class TestRemoving:
         put_sink(conn)
         worker = connect(autocommit=False)
         sql.send(conn)
-        bury(worker, sql.claim(worker))
+        kill(worker, sql.claim(worker))
         with sql.refused("ZB009", "open transaction"):
             remove_sink(conn)
         conn.execute("set lock_timeout = '3s'")

@@ -9,7 +9,7 @@ from tests.kit.sql import Connection
 
 
 @pytest.fixture
-def clock(dsn: str, conn: Connection) -> Clock:
+def frozen(dsn: str, conn: Connection) -> Clock:
     """The clock of the test's database, as the testing kit has it: it stands still until it is moved."""
     conn.execute((files("bartleby.testing") / "clock.sql").read_bytes())
     return frozen_clock(dsn)

@@ -6,8 +6,9 @@ import pytest
 from playwright.sync_api import expect
 
 from bartleby import Bartleby, Message
-from tests.kit.browser import CHROMIUM, Look, is_live, launched, running, status
-from tests.kit.shop import bury
+from tests.kit.browser import CHROMIUM, Look, is_live, launched, running
+from tests.kit.burying import statuses
+from tests.kit.shop import die_in_shop
 from tests.kit.worker import working
 
 COUNT = 12
@@ -25,7 +26,7 @@ def test_group_is_replayed_from_its_page(dsn: str) -> None:
     with running(dsn, environment="production") as site, launched() as browser:
         site.client.create_queue("orders", {"max_attempts": 1, "breaker": "off"})
         orders: list[object] = [{"id": n, "currency": "<script>alert(1)</script>"} for n in range(COUNT)]
-        letters = bury(site.client, "orders", orders, kind="KeyError", error="'<b>JPY</b>'", key="order")
+        letters = die_in_shop(site.client, "orders", orders, kind="KeyError", error="'<b>JPY</b>'", key="order")
         [group] = site.client.groups(limit=1)
         look = Look(browser)
         page = look.at(f"{site.url}/groups/{group.id}")
@@ -42,5 +43,5 @@ def test_group_is_replayed_from_its_page(dsn: str) -> None:
         expect(page.locator("body")).to_contain_text("<script>alert(1)</script>")
         look.close()
         assert look.said == []
-        assert {status(site.client, letter) for letter in letters} == {"resolved"}
+        assert set(statuses(site.client, letters)) == {"resolved"}
     assert sorted(handled) == letters

@@ -11,9 +11,9 @@ import pytest
 from bartleby import Bartleby, Message, Terminal
 from bartleby.testing import Clock, drain
 from tests.kit import sql
-from tests.kit.sql import claim, create, fail_all, refused, row, rows, send, value
+from tests.kit.plans import die, die_of, letter_of, places
+from tests.kit.sql import Connection, claim, create, fail_all, refused, row, rows, send, value
 from tests.kit.worker import Told
-from tests.stories.kit import Connection, bury, fail_one, letter, places
 
 ON_CALL = Path(__file__).parents[2] / "docs" / "howto" / "on-call.md"
 CREATED = "select count(*) from bartleby.events where type = 'io.bartleby.dead_letter.created'"
@@ -26,21 +26,21 @@ REPLAY = "select bartleby.replay(array[%s::bigint], 'ana', 'the cause is fixed',
 
 
 @pytest.mark.seed("outbox-27", "outbox-37", "outbox-64")
-def test_history_entry_has_a_fixed_shape_and_a_bounded_size(conn: Connection, app: Bartleby, clock: Clock) -> None:
+def test_history_entry_has_a_fixed_shape_and_a_bounded_size(conn: Connection, app: Bartleby, frozen: Clock) -> None:
     create(conn)
     evidence = {"error_type": "KeyError", "traceback": "File …", "fingerprint": "f1", "worker_version": "2.4.0"}
     bare = send(conn)
-    fail_one(conn, verdict="dead")
+    fail_all(conn, claim(conn), verdict="dead")
     sent = send(conn, generation=3)
-    fail_one(conn, verdict="dead", error="x" * 200_000, **evidence)
+    fail_all(conn, claim(conn), verdict="dead", error="x" * 200_000, **evidence)
     for each in (bare, sent, sent):
-        clock.advance(3600)
+        frozen.advance(3600)
         conn.execute(REPLAY, [each])
-        fail_one(conn, verdict="dead")
-        assert letter(conn, each)["first_failed_at"] == clock.now()
+        fail_all(conn, claim(conn), verdict="dead")
+        assert letter_of(conn, each)["first_failed_at"] == frozen.now()
     assert [each.message_id for each in app.client.dead_letters("cycle:>2")] == [sent]
-    entry, _ = letter(conn, sent)["failure_history"]
-    [other] = letter(conn, bare)["failure_history"]
+    entry, _ = letter_of(conn, sent)["failure_history"]
+    [other] = letter_of(conn, bare)["failure_history"]
     assert other.keys() == entry.keys()
     assert [other[name] for name in evidence] == [None] * 4
     times = [datetime.fromisoformat(entry.pop(each)) for each in ("first_failed_at", "dead_at", "replayed_at")]
@@ -56,16 +56,16 @@ def test_history_entry_has_a_fixed_shape_and_a_bounded_size(conn: Connection, ap
 @pytest.mark.seed("outbox-38", "outbox-39", "outbox-40", "outbox-59", "outbox-63")
 def test_operator_needs_nothing_but_psql(conn: Connection, dsn: str) -> None:
     create(conn)
-    bury(conn)
+    die(conn, error_type="KeyError")
     send(conn)
-    fail_one(conn, verdict="dead", error_type="IndexError")
+    fail_all(conn, claim(conn), verdict="dead", error_type="IndexError")
     runbook = re.search(r"## With psql alone.*?```sql\n(.*?)```", ON_CALL.read_text(), re.DOTALL)
     assert runbook
     conn.execute(runbook[1].encode())
     assert value(conn, "select state from bartleby.groups where id = 2") == "resolved"
     assert value(conn, "select status from bartleby.replays where id = 1") == "running"
     create(conn, "orders")
-    sent = bury(conn, {"order": 42}, "orders", error="no such customer")
+    sent = die_of(conn, {"order": 42}, "orders", {"error": "no such customer"})
     found = "select queue, payload ->> 'order', error from bartleby.dead_letters where queue = 'orders'"
     call = f"set role bartleby_operator; select bartleby.replay(array[{sent}], 'ana@example.com', 'the cause is fixed')"
     for query, out in ((found, "orders|42|no such customer\n"), (call, f"{sent}\n")):
@@ -75,7 +75,7 @@ def test_operator_needs_nothing_but_psql(conn: Connection, dsn: str) -> None:
 
 
 @pytest.mark.seed("outbox-49", "outbox-50", "brighter-20", "brighter-22", "brighter-25")
-def test_worker_logs_each_failure_and_warns_of_each_death(conn: Connection, app: Bartleby, clock: Clock) -> None:
+def test_worker_logs_each_failure_and_warns_of_each_death(conn: Connection, app: Bartleby, frozen: Clock) -> None:
     errors = {"fails": KeyError("AT"), "is refused": Terminal("not paid")}
 
     @app.handler("q")
@@ -121,19 +121,19 @@ def test_copy_in_a_channel_needs_no_table_and_its_headers_cannot_be_misleading(c
         **given, "original_queue": "q", "original_message_id": sent, "original_type": "order.placed",
         "rejection_reason": "delivery_error", "rejection_message": "terminal",
     }  # fmt: skip
-    assert (stamp[-1], datetime.fromisoformat(stamp)) == ("Z", letter(conn, sent)["dead_at"].astimezone(UTC))
-    assert (letter(conn, sent)["headers"], value(conn, tables)) == (given | misleading, before)
+    assert (stamp[-1], datetime.fromisoformat(stamp)) == ("Z", letter_of(conn, sent)["dead_at"].astimezone(UTC))
+    assert (letter_of(conn, sent)["headers"], value(conn, tables)) == (given | misleading, before)
 
 
 @pytest.mark.seed("pulse-28", "pulse-31")
-def test_crash_of_a_message_that_runs_alone_backs_off_like_a_failure(conn: Connection, clock: Clock) -> None:
+def test_crash_of_a_message_that_runs_alone_backs_off_like_a_failure(conn: Connection, frozen: Clock) -> None:
     create(conn, max_attempts=3, backoff="quadratic", crash_budget=10)
     sent = send(conn)
     for _ in range(4):
         assert claim(conn).ids == [sent]
-        clock.advance(61)
+        frozen.advance(61)
         sql.reap(conn)
-        clock.advance(10)
+        frozen.advance(10)
     ledger = "select outcome, verdict, extract(epoch from retry_at - failed_at)::int as wait from bartleby.attempts"
     assert [tuple(each.values()) for each in rows(conn, f"{ledger} order by failed_at")] == [
         ("lost", "retry", 0), ("crashed", "retry", 1), ("crashed", "retry", 4), ("crashed", "dead", None),

@@ -2,29 +2,19 @@
 
 from datetime import timedelta
 
-import psycopg
 import pytest
 
-from bartleby import dev
-from tests.kit.database import database_dsn, install
 from tests.kit.pgmq import QUEUE, SIBLING, attach, fail, inside, made, put, read, watch
 from tests.kit.sql import Connection, claim, column, row, rows, value
-from tests.pgmq.conftest import SCRIPT
 
 JOB = {"step": "diarize", "recording_id": 7}
 DIAGNOSTICS = "select * from bartleby.pgmq_letters order by dead_at desc"
 IN_SIGHT = "update pgmq.q_jobs set vt = clock_timestamp()"
 
 
-@pytest.fixture(scope="session")  # once in a process, which may come back to these tests
-def template(server: dev.Server, admin: Connection) -> str:
-    """Databases with pgmq, by the SQL that its Python package ships."""
-    name = "bartleby_seed_template"
-    admin.execute(f"create database {name}".encode())
-    with psycopg.connect(database_dsn(server, name), autocommit=True) as conn:
-        conn.execute(SCRIPT.read_bytes())
-    install(database_dsn(server, name))
-    return name
+@pytest.fixture(scope="session")
+def template(pgmq_template: str) -> str:
+    return pgmq_template
 
 
 def delete(conn: Connection, msg_id: int, queue: str = QUEUE) -> None:

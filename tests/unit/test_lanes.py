@@ -2,55 +2,20 @@
 
 import asyncio
 import contextlib
-import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from bartleby import Message, lanes, threads
-from bartleby.execute import Executor, Failed, Settlement
-from bartleby.failure import Recorder
-from bartleby.handlers import handler
-from bartleby.held import Backlog, Held
-from bartleby.lanes import CANCELLED, CoroutineLane, Lane, Pace
-from bartleby.message import LeaseId, MessageId, Position
+from bartleby.execute import Failed
+from bartleby.lanes import CANCELLED, Lane, Pace
 from bartleby.threads import ThreadLane
-from tests.kit.sinks.servers import until
+from tests.kit.lanes import MakeLane, lease, messages
+from tests.kit.sinks.servers import eventually
 from tests.kit.worker import BOTH, Gate
-
-AT = datetime(2024, 1, 1, tzinfo=UTC)
-
-
-def messages(count: int, first: int = 1) -> list[Message]:
-    return [
-        Message(MessageId(n), "orders", LeaseId(7), Position(n), 1, str(n), None, None, None, AT, solo=False)
-        for n in range(first, first + count)
-    ]
-
-
-class Collected:
-    """The settlements that a lane hands over."""
-
-    def __init__(self) -> None:
-        self.settled: list[tuple[int, Settlement]] = []
-
-    def __call__(self, _: Held, message: Message, settlement: Settlement) -> None:
-        self.settled.append((message.id, settlement))
-
-    @property
-    def ids(self) -> list[int]:
-        return [message_id for message_id, _ in self.settled]
-
-    async def wait(self, count: int) -> None:
-        await until(lambda: len(self.settled) >= count)
-
-
-MakeLane = Callable[..., tuple[Any, Collected]]
 
 
 async def loop_turns() -> None:
@@ -61,29 +26,7 @@ async def loop_turns() -> None:
 
 async def all_run(lane: Lane, count: int) -> None:
     """Wait until this many messages are with handlers."""
-    await until(lambda: lane.running >= count and (not isinstance(lane, ThreadLane) or len(lane._runs) >= count))
-
-
-def lease(size: int, number: int = 7, length: float = 3600) -> Held:
-    return Held(LeaseId(number), "orders", size, length, time.monotonic(), solo=False, backlog=Backlog())
-
-
-@pytest.fixture
-def lane_of() -> Iterator[MakeLane]:
-    """Make a lane, of coroutines if its handler is awaited, otherwise of threads."""
-    opened: list[ThreadLane] = []
-
-    def make(function: Callable[..., Any], concurrency: int = 4, **options: Any) -> tuple[Lane, Collected]:
-        collected = Collected()
-        executor = Executor(handler("orders", function, **options), Recorder(), None)
-        if inspect.iscoroutinefunction(function):
-            return CoroutineLane(executor, concurrency, 500, collected), collected
-        opened.append(ThreadLane(executor, concurrency, 500, collected))
-        return opened[-1], collected
-
-    yield make
-    for lane in opened:
-        lane.close()
+    await eventually(lambda: lane.running >= count and (not isinstance(lane, ThreadLane) or len(lane._runs) >= count))
 
 
 async def nothing(message: Message) -> None: ...
@@ -100,14 +43,14 @@ async def test_paused_lane_starts_nothing_and_returns_what_waits(lane_of: MakeLa
     lane.put(held, messages(3, 100))
     gate.open()
     await collected.wait(2)
-    await (until(lambda: lane._idle == 2) if isinstance(lane, ThreadLane) else loop_turns())
+    await (eventually(lambda: lane._idle == 2) if isinstance(lane, ThreadLane) else loop_turns())
     assert (len(collected.settled), lane.running) == (2, 0)
     lane.resume()
     await collected.wait(5)
     assert sorted(collected.ids) == [1, 2, 100, 101, 102]
     if isinstance(lane, ThreadLane):
         lane.close()
-        await until(lambda: threading.active_count() <= before)
+        await eventually(lambda: threading.active_count() <= before)
 
 
 @BOTH
@@ -123,7 +66,7 @@ async def test_lapsed_lease_waits_for_the_heartbeat_and_a_lost_one_is_skipped(
     lane.put(lost, messages(5, 6))
     lane.put(lapsed, messages(2))
     # it has looked three times
-    await (until(lambda: lane._started >= 3) if isinstance(lane, ThreadLane) else loop_turns())
+    await (eventually(lambda: lane._started >= 3) if isinstance(lane, ThreadLane) else loop_turns())
     assert not collected.settled
     lapsed.deadline = time.monotonic() + 3600
     await collected.wait(2)
@@ -145,13 +88,13 @@ async def test_cancelling_a_lease_stops_only_its_handlers_and_makes_room(
     await collected.wait(2)
     assert sorted(collected.ids) == [1, 2]
     assert [settlement for _, settlement in collected.settled] == [CANCELLED] * 2
-    await until(lambda: lane.running == 2)
+    await eventually(lambda: lane.running == 2)
     await asyncio.wait_for(lane.wanted.wait(), 60)
     assert lane.room() > 0
     gate.open()
     await collected.wait(4)
     assert dict(collected.settled)[3] is None
-    await until(lambda: lane.running == 0)
+    await eventually(lambda: lane.running == 0)
 
 
 async def test_room_follows_the_duration_of_handlers(lane_of: MakeLane) -> None:
@@ -290,15 +233,15 @@ async def test_interrupted_thread_goes_on_and_one_that_cannot_be_interrupted_kee
 
     lane, collected = lane_of(handle, concurrency=2)
     lane.put(lease(10), messages(10))
-    await until(lambda: len(lane._runs) == 2 and inside.is_set())
+    await eventually(lambda: len(lane._runs) == 2 and inside.is_set())
     lane._time_out(-1.0)  # every running message is late
     await collected.wait(10)
-    await until(lambda: lane.running == 1)
+    await eventually(lambda: lane.running == 1)
     failed = {message_id for message_id, settlement in collected.settled if isinstance(settlement, Failed)}
     assert failed == {1, 2}
     assert lane.room() > 0
     stuck.release()
-    await until(lambda: lane.running == 0)
+    await eventually(lambda: lane.running == 0)
     assert len(collected.settled) == 10
 
 
@@ -334,7 +277,7 @@ async def test_timeout_is_noticed_if_the_thread_is_slow_to_begin(
     lane, collected = lane_of(Gate().handler(awaited=False), concurrency=1, timeout=0.05)
     lane.put(lease(1), messages(1))
     try:
-        await until(lambda: collected.settled)
+        await eventually(lambda: collected.settled)
     finally:
         lane.cancel(None)
     assert isinstance(collected.settled[0][1], Failed)

@@ -3,7 +3,6 @@
 site          the application; every caller on this machine is an admin
 browser       a caller on this machine that does not follow redirects
 guarded       the application with authentication
-client        a client of the database, which has a queue `orders`
 client_as     opens a caller of `guarded` with a token of a role, for some queues or for all
 open_console  opens applications with other settings; they have the test routes of `with_test_routes`
 """
@@ -16,35 +15,19 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
-from bartleby import Client
-from bartleby.hashing import digest, new_token
 from bartleby.surfaces import pools
 from bartleby.surfaces.web import ConsoleSettings, console
+from tests.kit.api import SAME, add_token, visiting
 
 if TYPE_CHECKING:
     from bartleby.principal import Principal
 
 LOCAL = ("127.0.0.1", 50000)
-SAME = {"Sec-Fetch-Site": "same-origin"}
 WHOAMI = "/api/v1/test/whoami"
 CHANGE = "/api/v1/test/change"
 LOOK = "/test/look"
 ClientAs = Callable[..., TestClient]
 OpenConsole = Callable[..., FastAPI]
-
-
-def visiting(app: FastAPI, *, address: str = "127.0.0.1", host: str = "localhost", **headers: str) -> TestClient:
-    """Return a caller from this address that calls the site by this name."""
-    at = f"http://{host}"
-    return TestClient(app, base_url=at, client=(address, 50000), follow_redirects=False, headers=headers or None)
-
-
-def add_token(dsn: str, role: str, queues: Sequence[str] | None = None, name: str | None = None) -> str:
-    """Add a token; return its secret."""
-    token = new_token()
-    with Client(dsn) as client:
-        client.add_token("token", name or role, digest(token), role, queues=queues, actor="a test", reason="testing")
-    return token
 
 
 def with_test_routes(app: FastAPI) -> FastAPI:
@@ -108,13 +91,6 @@ def guarded(dsn: str) -> Iterator[FastAPI]:
 def browser(site: FastAPI) -> Iterator[TestClient]:
     with visiting(site) as client:
         yield client
-
-
-@pytest.fixture
-def client(dsn: str) -> Iterator[Client]:
-    with Client(dsn) as made:
-        made.create_queue("orders")
-        yield made
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from bartleby import Client
-from tests.kit.api import API, BIG, JSON, REASON, SECRET, body_of, fill_queue, get, post
+from tests.kit.api import API, BIG, JSON, REASON, SECRET, body_of, fill_queue, get, post, visiting
 from tests.kit.burying import bury, statuses
 from tests.kit.openapi import fuzz
-from tests.web.conftest import ClientAs, OpenConsole, visiting
+from tests.web.conftest import ClientAs, OpenConsole
 
 
 def ids_of(page: Any, name: str = "id") -> list[int]:

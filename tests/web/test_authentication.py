@@ -16,8 +16,8 @@ from bartleby import Client, hashing
 from bartleby.hashing import digest, slow_digest
 from bartleby.surfaces.web import ProxySettings
 from bartleby.surfaces.web.authenticating import _AT_ONCE, _MOST_WAITING, COOKIE
-from tests.kit.api import body_of
-from tests.web.conftest import SAME, WHOAMI, OpenConsole, add_token, signed_in, visiting
+from tests.kit.api import SAME, add_token, body_of, visiting
+from tests.web.conftest import WHOAMI, OpenConsole, signed_in
 
 PASSWORD = "correct horse battery staple"
 BY: dict[str, Any] = {"actor": "a test", "reason": "testing"}

@@ -22,7 +22,7 @@ from bartleby.surfaces.cli import cli
 from bartleby.surfaces.listening import listening, serve
 from bartleby.surfaces.web import ConsoleSettings, ProxySettings
 from bartleby.surfaces.web.configuring import Serving, load
-from tests.web.conftest import add_token, visiting
+from tests.kit.api import add_token, visiting
 
 OPENAPI = "/api/v1/openapi.json"
 MAIN = "from bartleby.surfaces.cli import main; main()"

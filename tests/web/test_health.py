@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -19,11 +19,12 @@ from bartleby import Client, __version__, dev, schema
 from bartleby.surfaces import checkup
 from bartleby.surfaces.checkup import Finding
 from bartleby.surfaces.web import ConsoleSettings, console
-from tests.kit.api import body_of
+from tests.kit.api import SAME, body_of, visiting
 from tests.kit.burying import bury
 from tests.kit.proxy import Proxy
 from tests.kit.sinks.servers import free_port
-from tests.web.conftest import LOCAL, SAME, ClientAs, visiting
+from tests.kit.worker import until
+from tests.web.conftest import LOCAL, ClientAs
 
 Connection = psycopg.Connection[tuple[object, ...]]
 HEALTH, LOOK = "/api/v1/health", "/api/v1/queues"
@@ -53,13 +54,13 @@ def test_missing_database_is_reported_to_local_callers_and_not_to_strangers(monk
 
 
 def test_console_recovers_from_a_database_that_is_silent_or_closes_its_connections(
-    dsn: str, server: dev.Server, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[[Callable[[], object]], None]
+    dsn: str, server: dev.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bartleby.surfaces.pools._READER_SILENCE", 1.0)
     monkeypatch.setattr("bartleby.surfaces.pools._PATIENCE", 1.0)
     with contextlib.closing(Proxy(server.port)) as wire, visiting(console(wire.dsn(dsn), OPEN)) as visitor:
         for mode, port in (("blackhole", server.port), ("pass", free_port())):
-            wait_for(lambda: visitor.get(LOOK).status_code == 200)
+            until(lambda: visitor.get(LOOK).status_code == 200)
             wire.mode = mode
             wire.lead_to(port)
             if mode == "pass":
@@ -67,7 +68,7 @@ def test_console_recovers_from_a_database_that_is_silent_or_closes_its_connectio
             assert [visitor.get(LOOK).status_code for _ in range(2)] == [503] * 2, mode
             wire.mode = "pass"
             wire.lead_to(server.port)
-        wait_for(lambda: visitor.get(LOOK).status_code == 200)
+        until(lambda: visitor.get(LOOK).status_code == 200)
 
 
 @pytest.mark.own_database

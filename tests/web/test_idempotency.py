@@ -1,6 +1,5 @@
 """A change that is requested twice with one Idempotency-Key is done once and answered as the first time."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,8 +9,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from bartleby import Client, WrongState
-from tests.kit.api import API, REASON, body_of, fill_queue, post
-from tests.web.conftest import ClientAs, visiting
+from tests.kit.api import API, REASON, body_of, fill_queue, post, visiting
+from tests.kit.worker import until
+from tests.web.conftest import ClientAs
 
 KEY = {"Idempotency-Key": "4d1f"}
 PAUSE = f"{API}/queues/orders/pause"
@@ -99,7 +99,7 @@ def test_refusals_of_an_agent_stay_in_the_audit_log_with_a_key(client_as: Client
 
 
 def test_second_of_two_simultaneous_requests_waits_for_the_first(
-    site: FastAPI, dsn: str, wait_for: Callable[[Callable[[], object]], None], conn: psycopg.Connection[Any]
+    site: FastAPI, dsn: str, conn: psycopg.Connection[Any]
 ) -> None:
     asked = {**REASON, "ids": fill_queue(dsn)}
     waiting = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
@@ -107,7 +107,7 @@ def test_second_of_two_simultaneous_requests_waits_for_the_first(
         with psycopg.connect(dsn) as locking:
             locking.execute("lock table bartleby.replay")
             both = [callers.submit(visiting(site).post, f"{API}/replays", json=asked, headers=KEY) for _ in range(2)]
-            wait_for(lambda: conn.execute(waiting).rowcount == 2)
+            until(lambda: conn.execute(waiting).rowcount == 2)
         answers = [each.result(60) for each in both]
     assert sorted(each.headers.get("idempotent-replay", "") for each in answers) == ["", "true"]
     assert [each.status_code for each in answers] == [201, 201]

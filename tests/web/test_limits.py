@@ -15,7 +15,8 @@ from starlette.responses import StreamingResponse
 
 from bartleby import Client
 from bartleby.surfaces.limits import Buckets, Streams, Turns
-from tests.web.conftest import CHANGE, LOCAL, LOOK, OpenConsole, add_token, visiting
+from tests.kit.api import add_token, visiting
+from tests.web.conftest import CHANGE, LOCAL, LOOK, OpenConsole
 
 
 def test_changes_and_refused_reads_of_agents_are_limited_for_each_principal(

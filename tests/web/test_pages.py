@@ -22,11 +22,11 @@ from bartleby.surfaces.cli import cli
 from bartleby.surfaces.web.pages import letters as letters_page
 from bartleby.surfaces.web.pages.showing import hours
 from bartleby.surfaces.web.pages.words import FIELDS
-from tests.kit.api import shorten_searches
+from tests.kit.api import SAME, shorten_searches
 from tests.kit.burying import bury, statuses
 from tests.kit.clock import move_clock
 from tests.kit.shop import furnish
-from tests.web.conftest import SAME, ClientAs
+from tests.web.conftest import ClientAs
 
 BY: dict[str, Any] = {"actor": "ana", "reason": "testing"}
 HTMX = {**SAME, "HX-Request": "true"}

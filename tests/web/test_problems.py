@@ -16,8 +16,8 @@ from bartleby import errors
 from bartleby.surfaces.desk.queues import Queues
 from bartleby.surfaces.web import ProxySettings, problems
 from bartleby.surfaces.web.paths import without_host
-from tests.kit.api import API, JSON, REASON, body_of, fill_queue
-from tests.web.conftest import SAME, OpenConsole, visiting
+from tests.kit.api import API, JSON, REASON, SAME, body_of, fill_queue, visiting
+from tests.web.conftest import OpenConsole
 
 STATUS = {
     "UnknownQueue": 404, "UnknownMessage": 404, "UnknownGroup": 404, "UnknownReplay": 404, "UnknownSink": 404,

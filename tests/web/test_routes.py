@@ -12,11 +12,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from bartleby import Client, Failure
-from bartleby.hashing import digest
-from tests.kit.api import API, REASON, SECRET, all_routes, body_of
-from tests.kit.burying import bury
-from tests.web.conftest import SAME, ClientAs, visiting
+from bartleby import Client
+from tests.kit.api import API, REASON, SAME, SECRET, Places, all_routes, body_of, stock, visiting
+from tests.web.conftest import ClientAs
 
 ROLES = ("reader", "agent", "operator", "admin")
 REFERENCE = (Path(__file__).parents[2] / "docs" / "reference" / "http.md").read_text()
@@ -41,7 +39,6 @@ BODIES: dict[str, dict[str, object]] = {
 }
 """The bodies of routes that need more than a reason."""
 EVIL = "<img src=x onerror=alert(1)>"
-Places = dict[str, object]
 Shop = tuple[Places, Places]
 PUBLIC = {"/api/v1/health", "/login", "/static/{version}/{name:path}"}
 UNWALKED = re.compile(r"/(static/|login|logout|live$)")
@@ -52,42 +49,6 @@ def shop(dsn: str) -> Shop:
     """Path parameters of a queue that callers may see, and of a queue `vault` in which every text says so."""
     with Client(dsn) as client:
         return stock(client, "orders", "fine"), stock(client, "vault", "vaulted")
-
-
-def stock(client: Client, queue: str, word: str) -> Places:
-    """Create one of everything, with secrets and with this word in every text; return the path parameters."""
-    by: dict[str, Any] = {"actor": word, "reason": f"{word} why"}
-    client.create_queue(queue)
-    payloads = [{"password": SECRET, "a": word, word: each, "note": f"token={SECRET}"} for each in range(2)]
-    error, headers = f"{word}: password={SECRET}", {"authorization": SECRET, word: word}
-    first, alive = bury(client, payloads, queue=queue, kind=word, error=error, key=f"{word}-1", headers=headers)
-    client.tally()
-    (group,) = client.groups(queue)
-    client.split_group(group.id, "payload.password", SECRET, **by)
-    client.regroup()
-    client.tally()
-    patch = [
-        {"op": "replace", "path": "/password", "value": f"{SECRET}-2"},
-        {"op": "copy", "from": "/password", "path": "/x"},
-        {"op": "add", "path": "/b", "value": word},
-    ]
-    plan = client.plan_replay(f"queue:{queue} payload.password:{SECRET}", patch=patch, **by)
-    client.replay([alive], **by)
-    lease = client.claim(queue, "web-1")
-    assert lease is not None
-    failure = Failure(lease.messages[0].position, "KeyError", error, f"Traceback: {error}", verdict="retry", delay=1000)
-    client.fail(lease.id, [failure])
-    split = client.dead_letters(f"id:{first}").items[0].group_id
-    assert split is not None
-    client.acknowledge_group(split, owner=word, **by)
-    client.put_sink("bus", "log", {}, **by)
-    client.report_sink("bus", failures=1, error=word)
-    client.report_worker("web-1", version=word, host=word, queues=["orders", "vault"])
-    return {
-        "message_id": first, "alive": alive, "group_id": split, "rule_id": client.group_rules(queue)[0].id,
-        "replay_id": plan, "queue": queue, "sink": "bus", "worker": "web-1",
-        "token_id": client.add_token("token", word, digest(word), "reader", **by),
-    }  # fmt: skip
 
 
 def use(client: TestClient, route: str, places: dict[str, object], **body: object) -> tuple[int, str]:

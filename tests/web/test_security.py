@@ -11,9 +11,10 @@ from bartleby import Client, hashing
 from bartleby.surfaces.web import ProxySettings
 from bartleby.surfaces.web.authenticating import COOKIE
 from bartleby.surfaces.web.pages.assets import asset
+from tests.kit.api import SAME, add_token, visiting
 from tests.kit.burying import bury
 from tests.kit.hosting import FOREIGN
-from tests.web.conftest import CHANGE, LOOK, SAME, OpenConsole, add_token, signed_in, visiting
+from tests.web.conftest import CHANGE, LOOK, OpenConsole, signed_in
 
 
 def post(client: TestClient, headers: dict[str, str] | None = None, path: str = CHANGE, **more: Any) -> int:

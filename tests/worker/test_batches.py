@@ -7,7 +7,8 @@ from typing import Any
 import psycopg
 
 from bartleby import AlreadyHandled, Bartleby, Done, Message, Retry, Snooze, Terminal
-from tests.kit.worker import BOTH, Conn, Liar, Unborn, drain, handler_of, row, state, until, working
+from tests.kit.sql import value
+from tests.kit.worker import BOTH, Conn, Liar, Unborn, drain, handler_of, state, until, working
 
 
 @dataclass
@@ -136,7 +137,7 @@ def test_senseless_and_hostile_answers_leave_nothing_unsettled(app: Bartleby, co
         assert state(conn, name) == (0, 0, 0, 4 - done), name
     assert counts == {"done": 5, "dead": 4 * len(ANSWERS) - 5}
     query = "select count(*) from bartleby.dead_letters where error like '%%not of a message in it%%'"
-    assert row(conn, query) == 8
+    assert value(conn, query) == 8
 
 
 @BOTH
@@ -146,8 +147,8 @@ def test_exception_fails_the_whole_batch_in_one_transaction(app: Bartleby, conn:
     assert drain(app) == {"dead": 5}
     assert errors(app, ids) == ["ValueError"] * 5
     query = "select count(distinct fingerprint), bool_and(traceback is not null) from bartleby.attempts"
-    assert row(conn, query) == (1, True)
-    assert row(conn, "select count(distinct xmin::text) from bartleby.attempt") == 1
+    assert conn.execute(query).fetchone() == (1, True)
+    assert value(conn, "select count(distinct xmin::text) from bartleby.attempt") == 1
 
 
 @BOTH
@@ -189,7 +190,7 @@ def test_batch_with_a_message_that_was_handled_before_is_run_again_without_it(
     assert drain(app) == {"done": 4, "released": 3}
     assert rounds[0] == ids
     assert sorted(each for later in rounds[1:] for each in later) == [ids[0], ids[2], ids[3]]
-    assert row(conn, "select count(*) from bartleby.attempts") == 0
+    assert value(conn, "select count(*) from bartleby.attempts") == 0
     assert state(conn) == (0, 0, 0, 0)
 
 

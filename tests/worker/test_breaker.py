@@ -5,7 +5,8 @@ import pytest
 
 from bartleby import Bartleby, Message, Queue
 from tests.kit.clock import move_clock
-from tests.kit.worker import Conn, Told, drain, handler_of, numbered, row, state, until, working
+from tests.kit.sql import value
+from tests.kit.worker import Conn, Told, drain, handler_of, numbered, state, until, working
 
 
 class Bank:
@@ -81,7 +82,7 @@ def test_outage_costs_no_attempts_and_ends_when_probes_succeed(  # noqa: PLR0915
         "select max(n) from (select count(*) filter (where rule not like '%%not charged%%') n"
         " from bartleby.attempts group by message_id) a"
     )
-    assert row(conn, charged) <= 1
+    assert value(conn, charged) <= 1
 
 
 def test_database_errors_in_handlers_open_the_breaker(app: Bartleby, conn: Conn) -> None:
@@ -93,7 +94,7 @@ def test_database_errors_in_handlers_open_the_breaker(app: Bartleby, conn: Conn)
     with working(app):
         until(lambda: queue_of(app).breaker == "open")
     assert state(conn)[3] == 0
-    assert row(conn, "select count(*) from bartleby.attempts") == 0
+    assert value(conn, "select count(*) from bartleby.attempts") == 0
     assert "53100" in (queue_of(app).breaker_cause or "")
 
 

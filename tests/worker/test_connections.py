@@ -11,7 +11,8 @@ from bartleby import Bartleby, Message, Snooze, dev, janitor, replaying
 from bartleby import worker as worker_module
 from tests.kit import worker as kit
 from tests.kit.proxy import Proxy, proxied
-from tests.kit.worker import BOTH, LONG, Conn, Gate, Told, handler_of, numbered, row, state, until, working
+from tests.kit.sql import value
+from tests.kit.worker import BOTH, LONG, Conn, Gate, Told, handler_of, numbered, state, until, working
 
 NAMES = ["claims", "settles", "heartbeat", "listener", "janitor", "replays"]
 
@@ -69,7 +70,7 @@ def test_each_connection_is_made_anew_when_its_session_is_ended(app: Bartleby, c
         until(lambda: running.worker.counts["done"] == 5 * len(NAMES) + 1)
     assert sorted(ledger.runs) == list(range(5 * len(NAMES)))  # type: ignore[type-var]
     assert ledger.attempts == {1}
-    assert row(conn, "select count(*) from bartleby.attempts") == 0
+    assert value(conn, "select count(*) from bartleby.attempts") == 0
     assert told.of("listener.lost")
     for event in ("database.away", "database.back"):
         assert [each.fields["connection"] for each in told.of(event)].count("claims") == 1  # type: ignore[attr-defined]
@@ -83,7 +84,7 @@ def refuse(conn: Conn, name: str, sqlstate: str) -> None:
     conn.execute("create sequence if not exists refusals; select setval('refusals', 1)")
     query = """select oid::regprocedure::text, pg_get_function_identity_arguments(oid), pg_get_function_result(oid)
         from pg_proc where pronamespace = 'bartleby'::regnamespace and proname = %s"""
-    function, arguments, returns = row(conn, query, name)
+    [(function, arguments, returns)] = conn.execute(query, [name]).fetchall()
     with conn.transaction():
         conn.execute(f"alter function {function} rename to {name}_away".encode())
         conn.execute(
@@ -119,7 +120,7 @@ def test_call_that_the_server_cannot_take_now_is_repeated(app: Bartleby, conn: C
         for number, (name, sqlstate) in enumerate(refusals):
             refuse(conn, name, sqlstate)
             app.client.send("orders", name)
-            until(lambda: told.of("settlement.impossible") or row(conn, "select last_value > 3 from refusals"))
+            until(lambda: told.of("settlement.impossible") or value(conn, "select last_value > 3 from refusals"))
             assert not told.of("settlement.impossible"), (name, sqlstate)
             assert running.worker.counts.total() == number, (name, sqlstate)
             accept(conn, name)
@@ -158,9 +159,10 @@ def test_settlement_that_is_never_accepted_ends_with_its_lease(
     def holds(message: Message) -> bool:
         if message.payload == 1:
             begun.set()
-        elif not awaited:
+            return True
+        if not awaited:
             begun.wait(LONG)  # or the refusal might come before the other thread has begun
-        return message.payload == 1
+        return False
 
     gate = Gate(holds)
     app.handler("orders", lease=600, concurrency=2)(gate.handler(awaited=awaited))

@@ -11,12 +11,13 @@ from bartleby import janitor as upkeep
 from bartleby.config import Settings
 from bartleby.janitor import DUTY, Janitor
 from bartleby.surfaces.cli import upkeep as command
-from tests.kit.worker import Conn, Told, present, row, sessions, until, working
+from tests.kit.sql import column, value
+from tests.kit.worker import Conn, Told, present, sessions, until, working
 
 
 def holder(conn: Conn) -> str | None:
-    found = row(conn, "select holder from bartleby.duty where name = %s and until > bartleby.clock()", DUTY)
-    return None if found is None else str(found)
+    found = column(conn, "select holder from bartleby.duty where name = %s and until > bartleby.clock()", DUTY)
+    return str(found[0]) if found else None
 
 
 def test_one_of_three_workers_has_the_duty_and_leaves_it_when_it_stops(
@@ -36,7 +37,7 @@ def test_one_of_three_workers_has_the_duty_and_leaves_it_when_it_stops(
 
 async def test_command_leaves_both_duties_on_sigterm(dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     def held() -> Any:
-        return row(conn, "select count(*) from bartleby.duty where until > bartleby.clock()")
+        return value(conn, "select count(*) from bartleby.duty where until > bartleby.clock()")
 
     for module in (upkeep, replaying):
         monkeypatch.setattr(module, "_HOLD", 3600.0)  # they do not lapse by themselves
@@ -72,8 +73,8 @@ async def test_round_reaps_turns_tallies_regroups_and_prunes(dsn: str, conn: Con
     assert [(each.queue, each.worker, each.messages) for each in reaped] == [("orders", "dying", 1)]
     assert told.of("segments.turned")
     assert "forgot 1 handled" in [each.getMessage() for each in told.of("pruned")]
-    assert row(conn, "select count(*) from bartleby.handled") == 0
-    assert row(conn, "select count(*) from bartleby.letter_delta") == 0
+    assert value(conn, "select count(*) from bartleby.handled") == 0
+    assert value(conn, "select count(*) from bartleby.letter_delta") == 0
 
 
 async def test_prune_goes_on_in_the_next_round_if_much_is_old(
@@ -90,6 +91,6 @@ async def test_prune_goes_on_in_the_next_round_if_much_is_old(
     left = []
     for _ in range(4):
         await janitor.round()
-        left.append(row(conn, "select count(*) from bartleby.handled"))
+        left.append(value(conn, "select count(*) from bartleby.handled"))
     await janitor._leave()
     assert left == [25, 15, 5, 0]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from bartleby import AlreadyHandled, Bartleby, Done, Message, Retry, Snooze, Terminal, outcomes, settling
-from tests.kit.worker import BOTH, Conn, Liar, Told, Unborn, drain, handler_of, numbered, row, state, until, working
+from tests.kit.sql import value
+from tests.kit.worker import BOTH, Conn, Liar, Told, Unborn, drain, handler_of, numbered, state, until, working
 
 
 class Fraud(Terminal):
@@ -73,7 +74,7 @@ def test_each_outcome_is_settled(app: Bartleby, conn: Conn, awaited: bool, raise
             assert attempt.worker_version == "7.1", name
             if attempt.retry_at:
                 assert (attempt.retry_at - attempt.failed_at).total_seconds() == pytest.approx(3000, abs=0.5), name
-    assert row(conn, "select run_at - created_at > interval '50 min' from bartleby.messages where queue = 'snooze'")
+    assert value(conn, "select run_at - created_at > interval '50 min' from bartleby.messages where queue = 'snooze'")
 
 
 class Awaitable:

@@ -14,6 +14,7 @@ from bartleby.heartbeat import Heartbeat
 from bartleby.holding import Holding
 from bartleby.threads import ThreadLane
 from tests.kit import worker as kit
+from tests.kit.sql import value
 from tests.kit.worker import BOTH, Conn, Gate, drain, handler_of, numbered, state, until, working
 
 
@@ -94,7 +95,7 @@ def test_solo_message_is_not_charged_while_it_waits_for_its_turn(  # noqa: PLR09
     with working(app) as running:
         gate.wait_for_start()
         app.client.resume_queue("orders")
-        until(lambda: kit.row(conn, "select count(*) from bartleby.lease where unconfirmed") == 1)
+        until(lambda: value(conn, "select count(*) from bartleby.lease where unconfirmed") == 1)
         app.client.pause_queue("orders")
         if end == "stop":
             running.stop()
@@ -113,7 +114,7 @@ def test_solo_message_is_not_charged_while_it_waits_for_its_turn(  # noqa: PLR09
         counts = running.join() if end == "stop" else running.end()
     if end == "stop":
         assert counts == {"done": 1, "released": 1}
-        assert kit.row(conn, "select run_at <= now() from bartleby.deferred")  # another worker may have it at once
+        assert value(conn, "select run_at <= now() from bartleby.deferred")  # another worker may have it at once
     assert not ran
     lost = 1 if end == "stop" else 2
     assert [(each.outcome, each.verdict) for each in app.client.attempts(sent)] == [("lost", "retry")] * lost

@@ -10,14 +10,15 @@ from bartleby import Bartleby, heartbeat, holding
 from bartleby.config import Settings
 from bartleby.holding import Holding
 from bartleby.link import Link
-from tests.kit.worker import BOTH, Conn, Gate, Told, claim_ahead, numbered, row, state, until, working
+from tests.kit.sql import value
+from tests.kit.worker import BOTH, Conn, Gate, Told, claim_ahead, numbered, state, until, working
 
 
 def nothing_was_charged(conn: Conn) -> bool:
     """Return whether nothing is leased, and no message lost an attempt."""
     query = "select count(*) filter (where attempts > 0 or state = 'leased') from bartleby.messages"
     failed = "select count(*) from bartleby.attempts where outcome <> 'lost'"
-    return bool(row(conn, query) == 0 and row(conn, failed) == 0)
+    return bool(value(conn, query) == 0 and value(conn, failed) == 0)
 
 
 @BOTH

@@ -14,7 +14,8 @@ import pytest
 
 from bartleby import Bartleby, supervisor
 from bartleby.supervisor import Supervisor
-from tests.kit.worker import LONG, Conn, Program, Told, children_of, row, state, until
+from tests.kit.sql import value
+from tests.kit.worker import LONG, Conn, Program, Told, children_of, state, until
 
 SHOP = """
 import os, time
@@ -86,9 +87,9 @@ def test_killed_process_is_replaced_its_message_comes_back_and_one_signal_ends_a
         stopped = [event for event in program.events() if event["event"] == "worker.stopped"]
     assert [event["done"] for event in stopped] == [1, 1]
     assert not any(alive(pid) for pid in children)
-    assert row(conn, "select array_agg(outcome) from bartleby.attempts") == ["lost"]
+    assert value(conn, "select array_agg(outcome) from bartleby.attempts") == ["lost"]
     assert state(conn)[1] == 0
-    assert row(conn, "select count(*) from bartleby.messages") == 8
+    assert value(conn, "select count(*) from bartleby.messages") == 8
 
 
 def test_drained_process_is_not_replaced_and_the_program_ends_well(

@@ -92,7 +92,9 @@ def test_solo_message_waits_for_a_thread_that_is_being_interrupted(
     try:
         with working(app) as running:
             assert inside.wait(LONG)
-            (run,) = running.worker._shared.holding.lanes["orders"]._runs.values()
+            lane = running.worker._shared.holding.lanes["orders"]
+            assert isinstance(lane, threads.ThreadLane)
+            (run,) = lane._runs.values()
             run.began -= 3601
             until(lambda: running.worker.counts["dead"] == 1)
             app.client.resume_queue("others")

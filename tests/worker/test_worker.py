@@ -13,7 +13,8 @@ from bartleby.link import Link
 from bartleby.waking import Listener
 from bartleby.worker import Worker
 from tests.kit import worker as kit
-from tests.kit.worker import BOTH, Conn, Gate, Told, drain, handler_of, lapse, numbered, row, state, until, working
+from tests.kit.sql import value
+from tests.kit.worker import BOTH, Conn, Gate, Told, drain, handler_of, lapse, numbered, state, until, working
 
 # Queues
 
@@ -62,11 +63,11 @@ def test_lane_whose_waiting_messages_are_gone_claims_again(
 ) -> None:
     """At a low rate nothing runs most of the time, so no end of a handler starts the next claim."""
     seen: list[object] = []
-    turns = [None, None]
+    turns = [0.0, 0.0]
 
     class Turns(lanes.Pace):
         def wait(self) -> float:
-            return float(turns.pop() or 0) if turns else 0.01
+            return turns.pop() if turns else 0.01
 
     monkeypatch.setattr(lanes, "Pace", Turns)
     app.handler("orders", rate=0.4, lease=600)(handler_of(lambda message: seen.append(message.payload), awaited=True))
@@ -82,7 +83,7 @@ def test_lane_whose_waiting_messages_are_gone_claims_again(
             lapse(conn)
             kit.renew_now(running)
             until(lambda: told.of("lease.lost"))
-        turns.append(None)
+        turns.append(0.0)
         until(lambda: len(seen) == 3)
     assert seen == [0, 1, 2]
 
@@ -204,16 +205,16 @@ def test_lease_is_renewed_while_handlers_keep_the_worker_busy(
             until(lambda: told.of("loop.blocked"))
             monkeypatch.setattr(heartbeat, "_STUCK", 3600.0)
         for _ in range(2):
-            before = row(conn, ends)
+            before = value(conn, ends)
             kit.renew_now(running)
-            until(lambda: row(conn, ends) > before)  # noqa: B023 - at once
+            until(lambda: value(conn, ends) > before)  # noqa: B023 - at once
         seen = until(app.client.workers)[0].seen_at
         until(lambda: app.client.workers()[0].seen_at > seen)
         enough.set()
         until(lambda: running.worker.counts["done"] == (1 if awaited else 2))
         blocked = [record.getMessage() for record in told.of("loop.blocked")]
         assert ["declare it with def, or await" in text for text in blocked] == [True] * awaited
-    assert row(conn, "select count(*) from bartleby.attempts") == 0
+    assert value(conn, "select count(*) from bartleby.attempts") == 0
 
 
 def test_heartbeat_survives_its_own_failures(
@@ -235,8 +236,8 @@ def test_heartbeat_survives_its_own_failures(
     with working(app) as running:
         until(lambda: len(told.of("heartbeat.failed")) == 2)
         for _ in range(2):
-            before = row(conn, ends)
-            until(lambda: row(conn, ends) > before)  # noqa: B023 - at once
+            before = value(conn, ends)
+            until(lambda: value(conn, ends) > before)  # noqa: B023 - at once
         gate.open()
         until(lambda: running.worker.counts["done"] == 1)
     assert not told.of("lease.lost")
@@ -274,7 +275,7 @@ def test_late_result_is_refused_and_counted(app: Bartleby, conn: Conn, told: Tol
         running.end()
     assert running.worker.counts == {"refused": 1}
     assert told.of("settlement.refused")
-    assert row(conn, "select count(*) from bartleby.messages") == 1
+    assert value(conn, "select count(*) from bartleby.messages") == 1
 
 
 def test_lease_of_the_handler_goes_before_that_of_the_queue(app: Bartleby, conn: Conn) -> None:

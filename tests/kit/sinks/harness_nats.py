@@ -12,7 +12,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, StreamInfo
 
 from tests.kit.sinks.conformance import Sink
-from tests.kit.sinks.servers import Process, free_port, program, until
+from tests.kit.sinks.servers import Process, eventually, free_port, program
 
 STREAM = "bartleby"
 NAMES = ("one", "two", "three")
@@ -156,5 +156,5 @@ async def _reading(client: Client) -> JetStreamContext.PullSubscription:
             return False
         return True
 
-    await until(opens)
+    await eventually(opens)
     return opened[0]

@@ -22,7 +22,7 @@ import trustme
 
 from tests.kit.proxy import Proxy
 from tests.kit.sinks.conformance import Sink
-from tests.kit.sinks.servers import Process, free_port, until
+from tests.kit.sinks.servers import Process, eventually, free_port
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")
 """Those that Debian has on PATH in their place run as the account of the service, or not at all."""
@@ -83,7 +83,7 @@ class Server:
         """Start it, with the data it had, and return when it takes clients; nothing to do if it runs."""
         if not self.process.running:
             await self.process.start()
-        await until(self._answers)
+        await eventually(self._answers)
 
     async def control(self, *words: str) -> None:
         """Run rabbitmqctl; about a second."""

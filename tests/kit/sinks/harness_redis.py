@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError
 
 from tests.kit.sinks.conformance import Sink
-from tests.kit.sinks.servers import Process, free_port, program, until
+from tests.kit.sinks.servers import Process, eventually, free_port, program
 
 STREAM = "bartleby:events"
 
@@ -36,7 +36,7 @@ class Harness(Sink):
 
     async def start(self) -> None:
         await super().start()
-        await until(self._loaded)
+        await eventually(self._loaded)
 
     async def records(self) -> AsyncIterator[tuple[str, bytes]]:
         after = "-"

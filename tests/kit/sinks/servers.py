@@ -120,7 +120,7 @@ def freeze(process: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> None:
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
 
-async def until(condition: Callable[[], object | Awaitable[object]]) -> None:
+async def eventually(condition: Callable[[], object | Awaitable[object]]) -> None:
     deadline = time.monotonic() + STARTING
     while not (await found if isinstance(found := condition(), Awaitable) else found):
         assert time.monotonic() < deadline, "the condition was not met"

@@ -20,11 +20,11 @@ import pytest
 from playwright.sync_api import Browser
 
 from bartleby import Bartleby, Message, dev
+from tests.kit.api import add_token
 from tests.kit.browser import CHROMIUM, Look, Site, launched, running
 from tests.kit.database import database_dsn
-from tests.kit.shop import bury, furnish
+from tests.kit.shop import die_in_shop, furnish
 from tests.kit.worker import working
-from tests.web.conftest import add_token
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 _NAMES = itertools.count(1)
@@ -57,7 +57,7 @@ def letters(site: Site) -> list[int]:
     site.client.create_queue("orders")
     site.client.configure_queue("orders", {"max_attempts": 1, "breaker": "off"})
     orders: list[object] = [{"id": n, "currency": "JPY", "exact": 12345678901234567890} for n in range(12)]
-    return bury(site.client, "orders", orders, kind="KeyError", error="'JPY'", key="order")
+    return die_in_shop(site.client, "orders", orders, kind="KeyError", error="'JPY'", key="order")
 
 
 @pytest.fixture

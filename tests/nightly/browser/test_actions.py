@@ -4,8 +4,9 @@ from unittest.mock import Mock
 
 from playwright.sync_api import expect
 
-from tests.kit.browser import Look, Site, fill, status
-from tests.kit.shop import bury
+from tests.kit.browser import Look, Site, fill
+from tests.kit.burying import statuses
+from tests.kit.shop import die_in_shop
 from tests.kit.worker import until
 from tests.nightly.browser.conftest import StartWorker
 
@@ -52,14 +53,14 @@ def test_letter_is_discarded_with_a_reason_and_restored_by_undo(site: Site, look
     page.locator("summary", has_text="Discard it").click()
     page.get_by_role("button", name=button).click()
     expect(page.locator("form[action$=discard] input[name=reason]")).to_be_focused()
-    assert status(site.client, letters[0]) == "dead"
+    assert statuses(site.client, [letters[0]]) == ["dead"]
     fill(page, "Discard it", "a test").get_by_role("button", name=button).click()
     expect(page.locator("#notices")).to_contain_text("is discarded")
-    assert status(site.client, letters[0]) == "discarded"
+    assert statuses(site.client, [letters[0]]) == ["discarded"]
     page.get_by_role("button", name="Undo").click()
     expect(page.locator("#notices")).to_contain_text("1 letter is dead again")
     assert page.url.endswith(f"/letters/{letters[0]}")
-    assert status(site.client, letters[0]) == "dead"
+    assert statuses(site.client, [letters[0]]) == ["dead"]
 
 
 def test_group_is_acknowledged_muted_resolved_and_reopened(look: Look, group: str) -> None:
@@ -95,7 +96,7 @@ def test_plan_previews_what_will_happen_and_runs_without_a_page(
 ) -> None:
     """Interaction 5: replay many with a plan: a frozen number, what will happen to each, and the outcome."""
     site.client.create_queue("billing")
-    more = bury(site.client, "billing", [{"invoice": n} for n in range(3)], kind="KeyError", error="'JPY'")
+    more = die_in_shop(site.client, "billing", [{"invoice": n} for n in range(3)], kind="KeyError", error="'JPY'")
     site.client.hold([letters[3]], actor="ben", reason="evidence")
     page = look.at(f"{site.url}/letters?filter=type:KeyError")
     page.get_by_label("Reason of the replay").fill("the rates are there")
@@ -106,8 +107,8 @@ def test_plan_previews_what_will_happen_and_runs_without_a_page(
     assert {each.inner_text().split()[0] for each in shares.all()} == {"orders", "billing"}
     expect(page.get_by_role("table", name="Obstacles")).to_contain_text("by ben: evidence")
     expect(page.get_by_role("table", name="Items", exact=True).locator("tbody tr").first).to_be_visible()
-    late = bury(site.client, "orders", [{"id": 99}], kind="KeyError", error="'JPY'")
-    assert {status(site.client, each) for each in [*letters, *more]} == {"dead"}
+    late = die_in_shop(site.client, "orders", [{"id": 99}], kind="KeyError", error="'JPY'")
+    assert set(statuses(site.client, [*letters, *more])) == {"dead"}
     page.get_by_role("button", name="Replay 14 letters").click()
     expect(page.locator("#notices")).to_contain_text("runs")
     page.close()
@@ -120,4 +121,4 @@ def test_plan_previews_what_will_happen_and_runs_without_a_page(
     assert lease
     site.client.ack(lease.id)
     expect(page.locator("#progress")).to_contain_text("14 done, 0 died again, 1 skipped", timeout=30_000)
-    assert status(site.client, late[0]) == "dead"
+    assert statuses(site.client, [late[0]]) == ["dead"]

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from bartleby.surfaces.web import live
 from tests.kit.browser import Look, Site, away, is_live, running
 from tests.kit.burying import statuses
-from tests.kit.shop import bury
+from tests.kit.shop import die_in_shop
 from tests.nightly.browser.conftest import StartWorker, as_operator
 from tests.nightly.browser.drill import drill
 from tests.nightly.browser.test_reading import violations
@@ -35,7 +35,7 @@ def letters(site: Site) -> list[int]:
     """Forty orders that have died of a missing currency."""
     site.client.create_queue("orders", {"max_attempts": 1, "breaker": "off"})
     orders: list[object] = [{"id": n, "currency": "JPY", "customer": {"id": 42 + n}} for n in range(40)]
-    return bury(site.client, "orders", orders, kind="KeyError", error="'JPY'", key="order")
+    return die_in_shop(site.client, "orders", orders, kind="KeyError", error="'JPY'", key="order")
 
 
 def test_drill_a_fix_is_replayed_from_the_link_of_an_alert(
@@ -231,7 +231,7 @@ def test_drill_h_new_letters_move_nothing_under_the_cursor(site: Site, letters: 
         assert box is not None
         site.client.create_queue("storm")
         for number in range(25):
-            bury(site.client, "storm", [{"n": number}] * 4, kind="OSError", error="no route")
+            die_in_shop(site.client, "storm", [{"n": number}] * 4, kind="OSError", error="no route")
             page.wait_for_timeout(100)
             assert third.locator("a").inner_text() == text
             assert third.bounding_box() == box

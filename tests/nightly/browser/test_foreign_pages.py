@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import Request
 from playwright.sync_api import Page
 
+from tests.kit.api import add_token
 from tests.kit.browser import Look, Site, running
-from tests.web.conftest import add_token
 
 PAGE = """<!doctype html><title>evil</title>
 <form id="form" method="post" target="sink" enctype="text/plain" action="TARGET/api/v1/test/change">

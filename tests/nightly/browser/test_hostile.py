@@ -10,9 +10,9 @@ from playwright.sync_api import Browser, Page, Request, expect
 
 from bartleby import Client, Failure, dev
 from bartleby.surfaces.web.pages.showing import visible
+from tests.kit.api import stock
 from tests.kit.browser import Look, Site, is_live, running
 from tests.kit.database import database_dsn
-from tests.web.test_routes import stock
 
 MARKUP = (
     "<script>hit('script')</script>", "</textarea></title></pre></table><script>hit('closed')</script>",

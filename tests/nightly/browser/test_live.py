@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 from bartleby.surfaces.web import live
 from tests.kit.browser import Look, Site, is_live, running
-from tests.kit.shop import bury
+from tests.kit.shop import die_in_shop
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def busy(site: Site) -> Site:
     site.client.create_queue("orders")
-    bury(site.client, "orders", [{"id": n} for n in range(5)], kind="KeyError", error="'JPY'", key="order")
+    die_in_shop(site.client, "orders", [{"id": n} for n in range(5)], kind="KeyError", error="'JPY'", key="order")
     return site
 
 
@@ -29,7 +29,7 @@ def test_numbers_change_in_place_unless_it_is_paused_and_new_rows_wait(busy: Sit
     is_live(page)
     first = page.locator("[data-row] a").first.inner_text()
     top = page.locator("[data-row]").nth(2).bounding_box()
-    bury(busy.client, "orders", [{"id": n} for n in range(37)], kind="KeyError", error="'JPY'")
+    die_in_shop(busy.client, "orders", [{"id": n} for n in range(37)], kind="KeyError", error="'JPY'")
     expect(page.locator('[data-live="letters.dead"]')).to_have_text("42")
     expect(page.locator("#newer")).to_have_text("37 new letters, show")
     assert page.locator("[data-row] a").first.inner_text() == first
@@ -40,7 +40,7 @@ def test_numbers_change_in_place_unless_it_is_paused_and_new_rows_wait(busy: Sit
     assert page.url.endswith("/letters?show=version"), "the list that was looked at"
     page.keyboard.press("p")
     expect(page.locator("#pill")).to_have_attribute("data-state", "paused")
-    bury(busy.client, "orders", [{"id": 6}], kind="KeyError", error="'JPY'")
+    die_in_shop(busy.client, "orders", [{"id": 6}], kind="KeyError", error="'JPY'")
     assert busy.client.queues()[0].dead == 43
     expect(page.locator('[data-live="letters.dead"]')).to_have_text("42")
     page.keyboard.press("p")
@@ -55,7 +55,7 @@ def test_age_of_the_last_death_is_updated(busy: Site, look: Look) -> None:
     is_live(page)
     last = page.locator("[data-live-time] time")
     before = last.get_attribute("datetime")
-    bury(busy.client, "orders", [{"id": 6}], kind="KeyError", error="'JPY'")
+    die_in_shop(busy.client, "orders", [{"id": 6}], kind="KeyError", error="'JPY'")
     expect(last).not_to_have_attribute("datetime", str(before))
     expect(last).to_have_text(re.compile(r"^(now|[0-9.]+ s ago)$"))
     expect(page.locator("[data-live$='.dead']").last).to_have_text("6")
@@ -77,7 +77,7 @@ def test_restarted_stream_is_not_shown_as_lost(busy: Site, look: Look, monkeypat
             pass
     assert set(page.evaluate("window.states")) <= {"live"}
     assert page.evaluate("window.changes") == 0, "nothing has changed"
-    bury(busy.client, "orders", [{"id": 6}], kind="KeyError", error="'JPY'")
+    die_in_shop(busy.client, "orders", [{"id": 6}], kind="KeyError", error="'JPY'")
     expect(page.locator('[data-live="queue.orders.dead"]')).to_have_text("6")
 
 
@@ -89,7 +89,7 @@ def test_open_page_survives_a_restart_of_the_console(busy: Site, look: Look) -> 
     busy.stop()
     expect(pill).to_have_attribute("data-state", "lost")
     expect(pill).to_contain_text("disconnected since")
-    bury(busy.client, "orders", [{"id": 6}], kind="KeyError", error="'JPY'")
+    die_in_shop(busy.client, "orders", [{"id": 6}], kind="KeyError", error="'JPY'")
     busy.start()
     expect(pill).to_have_attribute("data-state", "live", timeout=30_000)
     expect(page.locator('[data-live="queue.orders.dead"]')).to_have_text("6")
@@ -100,7 +100,7 @@ def test_open_page_survives_a_restart_of_the_console(busy: Site, look: Look) -> 
 def test_scripts_work_behind_a_prefix(dsn: str, look: Look) -> None:
     with running(dsn, prefix="/ops/bartleby") as site:
         site.client.create_queue("orders")
-        (letter,) = bury(site.client, "orders", [{"id": 1}], kind="KeyError", error="'JPY'")
+        (letter,) = die_in_shop(site.client, "orders", [{"id": 1}], kind="KeyError", error="'JPY'")
         page = look.at(f"{site.url}/letters?filter=queue%3Aorders")
         is_live(page).get_by_text("Keep this view").click()
         page.get_by_label("Name of this view").fill("orders")

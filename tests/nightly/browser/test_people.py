@@ -7,11 +7,11 @@ import pytest
 from playwright.sync_api import expect
 
 from bartleby.surfaces.web import live
+from tests.kit.api import add_token
 from tests.kit.browser import Look, Site, is_live, running
-from tests.kit.shop import bury
+from tests.kit.shop import die_in_shop
 from tests.nightly.browser.conftest import as_operator
 from tests.nightly.browser.test_reading import violations
-from tests.web.conftest import add_token
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_revoked_token_is_reported_while_the_page_stays(
     }""")
     site.client.revoke_token(site.client.tokens()[0].id, actor="ben", reason="a lost laptop")
     with page.expect_response(lambda each: each.url == f"{site.url}/" and each.status == 401):
-        bury(site.client, "orders", [{"id": 2}], kind="KeyError", error="'JPY'")
+        die_in_shop(site.client, "orders", [{"id": 2}], kind="KeyError", error="'JPY'")
     expect(pill).to_have_text("signed out: load the page again")
     for _ in range(2):  # it tries again, with the same result
         with page.expect_response(re.compile("/live$")):

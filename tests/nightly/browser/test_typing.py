@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from tests.kit.api import shorten_searches
 from tests.kit.browser import Look, Site, is_live
-from tests.kit.shop import bury
+from tests.kit.shop import die_in_shop
 from tests.nightly.browser.test_reading import violations
 
 
@@ -19,7 +19,7 @@ def letters(site: Site) -> list[int]:
     site.client.create_queue("orders")
     site.client.create_queue("billing")
     orders: list[object] = [{"customer": {"id": n}, "currency": "JPY"} for n in range(60)]
-    return bury(site.client, "orders", orders, kind="KeyError", error="'JPY'", key="order")
+    return die_in_shop(site.client, "orders", orders, kind="KeyError", error="'JPY'", key="order")
 
 
 def test_filter_is_completed_with_keys_alone(site: Site, look: Look, letters: list[int]) -> None:
@@ -111,7 +111,9 @@ def test_slow_search_fills_its_page_by_itself(
 ) -> None:
     assert letters
     # older than the others, so that those are searched first
-    rare = [each for n in range(4) for each in bury(site.client, "orders", [{"n": n}], kind="OSError", error="rare")]
+    rare = [
+        each for n in range(4) for each in die_in_shop(site.client, "orders", [{"n": n}], kind="OSError", error="rare")
+    ]
     conn.execute(
         "update bartleby.dead_letter set status_at = status_at - n * interval '1 minute'"
         " from unnest(%s::bigint[]) with ordinality r (id, n) where id = message_id",

@@ -12,11 +12,11 @@ from typing import cast
 import pytest
 
 from tests.kit.database import SETTINGS
+from tests.kit.own_server import OwnServer
 from tests.kit.relay import ANA
 from tests.kit.sinks import harness_nats, harness_redis
 from tests.kit.worker import lapse, until
 from tests.nightly.buses.bus_stage import BUSES, QUEUE, Burial, Stage, run, stage
-from tests.nightly.chaos.servers import OwnServer
 
 log = logging.getLogger(__name__)
 

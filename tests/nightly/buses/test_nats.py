@@ -32,7 +32,7 @@ from tests.kit.sinks.conformance import (
     why,
 )
 from tests.kit.sinks.harness_nats import NAMES, Cluster, Harness, connected, server
-from tests.kit.sinks.servers import free_port, until
+from tests.kit.sinks.servers import eventually, free_port
 
 Guarded: TypeAlias = Callable[[str], Awaitable[int]]
 pytestmark = pytest.mark.skipif(Harness.missing() is not None, reason=str(Harness.missing()))
@@ -267,19 +267,19 @@ async def test_cluster_needs_a_majority_and_another_server_is_used_when_one_free
         await cluster.start()
         publisher = open_publisher("nats", cluster.options(), TIMEOUT)
         await publish_all(publisher, events(100))
-        await until(cluster.leader)
+        await eventually(cluster.leader)
         for name in NAMES[:2]:
             await cluster.servers[name].kill()
         for _ in range(3):
             assert set(named(await publisher.publish(events(20, first=101)))) == {"Failed"}
         await cluster.start()
         await publish_all(publisher, events(20, first=101))
-        await until(cluster.leader)
+        await eventually(cluster.leader)
         for number, name in enumerate(NAMES, 121):
             cluster.servers[name].freeze()
             await publish_all(publisher, events(1, first=number))
             cluster.servers[name].thaw()
-            await until(cluster.leader)
+            await eventually(cluster.leader)
         await publisher.close()
         found = [each.id for each in await cluster.arrived()]
         assert sorted(found) == sorted(ids_of(events(123))), "the stream drops duplicates"

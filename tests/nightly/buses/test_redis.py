@@ -8,7 +8,7 @@ from bartleby.errors import BartlebyError
 from bartleby.sinks.publisher import Published, Publisher
 from tests.kit.sinks.conformance import PATIENT, Open, event, events, ids_of, named, publish_all, stored_ids, why
 from tests.kit.sinks.harness_redis import STREAM, Harness
-from tests.kit.sinks.servers import free_port, until
+from tests.kit.sinks.servers import eventually, free_port
 
 pytestmark = pytest.mark.skipif(Harness.missing() is not None, reason=str(Harness.missing()))
 
@@ -72,7 +72,7 @@ async def test_key_on_another_server_of_a_cluster_is_a_failure_that_names_it(tmp
         async def knows() -> bool:
             return b"cluster_state:ok" in await one.ask("CLUSTER", "INFO")
 
-        await until(knows)
+        await eventually(knows)
         publisher = one.publisher(PATIENT)
         reason = why((await publisher.publish([event(1)]))[0])
         slot = await one.ask("CLUSTER", "KEYSLOT", STREAM)

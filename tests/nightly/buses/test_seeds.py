@@ -12,13 +12,14 @@ from psycopg.types.json import Jsonb
 
 from bartleby import Bartleby, Client, Message, Terminal
 from tests.kit.database import install
+from tests.kit.pgmq import SCRIPT
+from tests.kit.plans import die, places
+from tests.kit.relay import ANA, relaying, sink
 from tests.kit.sinks.harness_webhook import SECRET
 from tests.kit.sinks.receiver import Receiver, Reply, Request
-from tests.kit.sql import column, create, send, value
+from tests.kit.sql import Connection, column, create, send, value
 from tests.kit.worker import until, working
 from tests.nightly.buses.bus_stage import run
-from tests.pgmq.conftest import SCRIPT
-from tests.stories.kit import ANA, Connection, bury, places, relaying, sink
 
 
 class Bus:
@@ -66,7 +67,7 @@ def test_first_retry_comes_after_500_milliseconds_and_later_ones_ever_rarer(
     bus.down = True
     bus.add(client)
     for _ in range(20):
-        bury(conn)
+        die(conn)
     with relaying(dsn):
         failures = until(lambda: sink(client).failures)
         until(lambda: len(bus.tried) >= 2 * failures + 4)
@@ -85,9 +86,9 @@ def test_bus_that_hangs_is_given_two_seconds_and_does_not_delay_what_fails(
     bus.hung = True
     bus.add(client, delay=0.05)
     with relaying(dsn):
-        bury(conn)
+        die(conn)
         until(lambda: bus.tried)
-        died = bury(conn)
+        [died] = die(conn)
         assert (places(conn, died), sink(client).state) == (["dead"], "working")
         until(lambda: len(bus.tried) >= 2)
         assert 1.5 <= bus.tried[1] - bus.tried[0] < 10

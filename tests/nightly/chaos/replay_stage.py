@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from psycopg.types.json import Jsonb
 
 from tests.kit import plans
-from tests.kit.sql import Connection, ack, claim, column, create, fail, rows, value
+from tests.kit.sql import Connection, ack, claim, create, fail, rows, value
 from tests.kit.worker import until
 
 POLICY = {"backoff": "none", "lease": 60, "breaker": "off", "max_attempts": 3}
@@ -27,11 +26,8 @@ def failure(kind: str) -> dict[str, Any]:
     return {"error_type": "KeyError", "error": kind, "fingerprint": kind, "verdict": "dead"}
 
 
-def bury(conn: Connection, count: int, kind: str = "a") -> list[int]:
-    messages = [{"payload": {"n": n}} for n in range(count)]
-    ids = column(conn, "select bartleby.send_many('orders', %s)", Jsonb(messages))
-    plans.bury(conn, claim(conn, count, "orders"), **failure(kind))
-    return ids
+def die_in_orders(conn: Connection, count: int) -> list[int]:
+    return plans.die(conn, count, "orders", **failure("a"))
 
 
 def finish(conn: Connection) -> None:

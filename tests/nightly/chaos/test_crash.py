@@ -12,10 +12,10 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from bartleby import binaries, dev, schema
+from tests.kit.own_server import OwnServer
 from tests.kit.sql import claim, create
 from tests.nightly.chaos.actors import LEASE
 from tests.nightly.chaos.ledgers import Book
-from tests.nightly.chaos.servers import OwnServer
 from tests.nightly.chaos.stage import Stage, between, staged, under_load
 
 SECONDS = 25.0

@@ -18,12 +18,12 @@ from bartleby import Client, dev
 from bartleby.errors import BartlebyError
 from bartleby.operations import Operator
 from tests.kit import plans
+from tests.kit.own_server import OwnServer
 from tests.kit.sql import Connection, value
 from tests.kit.worker import until
 from tests.nightly.chaos import actors
 from tests.nightly.chaos.actors import Killer
-from tests.nightly.chaos.replay_stage import bury, consuming, counts, finish, letters, open_queue, sound
-from tests.nightly.chaos.servers import OwnServer
+from tests.nightly.chaos.replay_stage import consuming, counts, die_in_orders, finish, letters, open_queue, sound
 from tests.nightly.chaos.stage import SEED
 
 SIZE, MOST = 5, 150
@@ -47,7 +47,7 @@ def in_either_way(request: pytest.FixtureRequest, conn: Connection) -> None:
 
 def boundaries(conn: Connection) -> Iterator[tuple[int, list[int]]]:
     """Yield each boundary with letters of its own, all buried first: later claims would take what was replayed."""
-    buried = bury(conn, SIZE * MOST)
+    buried = die_in_orders(conn, SIZE * MOST)
     for boundary in range(1, MOST):
         yield boundary, buried[SIZE * (boundary - 1) : SIZE * boundary]
     raise AssertionError("an actor does not come to its end")
@@ -122,7 +122,7 @@ def test_replay_that_is_killed_can_be_repeated(
 def test_plan_survives_repeated_kills_while_consumers_work(
     conn: Connection, dsn: str, killer: Killer, fixed: bool
 ) -> None:
-    rng, ids, kills = random.Random(SEED), bury(conn, 120), 0
+    rng, ids, kills = random.Random(SEED), die_in_orders(conn, 120), 0
     replay_id = plans.started(conn, ids, window=20, canary=5)
     with consuming(dsn, dies=lambda _: None if fixed else "still") as consumer:
         while counts(conn, replay_id)["status"] in {"running", "settling"}:
@@ -147,7 +147,7 @@ def test_killed_bulk_change_can_be_repeated(conn: Connection, killer: Killer) ->
         ("release", "hold", "dead", False),
     ):
         for boundary in itertools.count(1):
-            ids = bury(conn, SIZE)
+            ids = die_in_orders(conn, SIZE)
             used += SIZE
             if before:
                 plans.change(conn, before, *ids)
@@ -181,7 +181,7 @@ def test_plan_survives_a_server_that_crashes(scratch: Path) -> None:
         with server.connect() as conn:
             open_queue(conn)
             conn.execute(SLOW)
-            ids = bury(conn, MANY)
+            ids = die_in_orders(conn, MANY)
             replay_id = plans.started(conn, ids, rate=MANY / (1.5 * CRASHES))
         with persistent(server.dsn, replay_id) as running:
             for _ in range(CRASHES):

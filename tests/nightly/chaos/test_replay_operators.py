@@ -14,7 +14,7 @@ from tests.kit.sql import Connection, column, value
 from tests.nightly.chaos import actors
 from tests.nightly.chaos.actors import QUEUES, REFUSED
 from tests.nightly.chaos.ledgers import read
-from tests.nightly.chaos.replay_stage import bury, consuming, finish, open_queue, sound
+from tests.nightly.chaos.replay_stage import consuming, die_in_orders, finish, open_queue, sound
 from tests.nightly.chaos.stage import SEED
 
 LETTERS, OPERATORS = 40, 8
@@ -36,7 +36,7 @@ def tidy(dsn: str, over: threading.Event) -> None:
 def test_one_of_eight_operators_wins_each_letter(conn: Connection, dsn: str, tmp_path: Path) -> None:
     for queue in QUEUES:
         open_queue(conn, queue)
-    ids, rng = bury(conn, LETTERS), random.Random(SEED)
+    ids, rng = die_in_orders(conn, LETTERS), random.Random(SEED)
 
     def dies(message: int) -> str | None:
         done = message % 4 == 0 and rng.random() < 0.05

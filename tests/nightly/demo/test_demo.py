@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -17,7 +17,7 @@ from bartleby.surfaces.cli.demo.booth import Booth
 from bartleby.surfaces.cli.demo.shield import SIGNALS
 from bartleby.surfaces.cli.demo.stage import BUG
 from tests.kit.commands import PROGRAM, STEERING
-from tests.kit.demo import Terminal, a_folder, nothing_is_left, processes, start
+from tests.kit.demo import Terminal, a_folder, environment, nothing_is_left, processes
 from tests.kit.replay import wait_for
 from tests.kit.worker import until
 
@@ -43,6 +43,17 @@ def folder(scratch: Path) -> Iterator[Path]:
     with a_folder(scratch) as path:
         yield path
         nothing_is_left(path)
+
+
+def start(folder: Path, *words: str, program: Sequence[str] = PROGRAM) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*program, "demo", *words],
+        env=environment(folder),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> str:

@@ -12,11 +12,11 @@ import pytest
 
 from bartleby.surfaces.web.authenticating import COOKIE
 from tests.kit import hosting
-from tests.kit.api import fill_queue
-from tests.kit.hosting import FOREIGN, INSIDE, OURS
-from tests.web.conftest import SAME, add_token
-from tests.web.test_embedding import check_sessions, check_users, sign_in
+from tests.kit.api import SAME, add_token, fill_queue
+from tests.kit.hosting import FOREIGN, INSIDE, check_sessions, check_users, sign_in
+from tests.nightly.embedding import servers
 
+OURS = "ops.example"
 OWN = {"Origin": f"https://{OURS}"}
 
 
@@ -32,8 +32,8 @@ def folder(tmp_path: Path) -> Path:
 def proxied(dsn: str, folder: Path, *app: str, **how: bool) -> Iterator[httpx.Client]:
     """Serve an application behind a proxy with another name; yield a caller of the proxy."""
     with (
-        hosting.serving(dsn, folder, *app) as behind,
-        hosting.proxy(behind.port, **how) as port,
+        servers.serving(dsn, folder, *app) as behind,
+        servers.proxy(behind.port, **how) as port,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Host": OURS}, timeout=30) as visitor,
     ):
         yield visitor
@@ -49,9 +49,9 @@ def pulse(stream: httpx.Response) -> Any:
 @pytest.mark.parametrize("app", ["fastapi_shop:app", "starlette_shop:app", "asgi:application"])
 def test_application_serves_the_console_until_it_is_stopped(dsn: str, folder: Path, app: str) -> None:
     if app == "asgi:application":
-        hosting.django_project(folder)
+        servers.django_project(folder)
     with (
-        hosting.serving(dsn, folder, app, DJANGO_SETTINGS_MODULE="shop.settings") as running,
+        servers.serving(dsn, folder, app, DJANGO_SETTINGS_MODULE="shop.settings") as running,
         running.visitor() as visitor,
     ):
         check_users(visitor, dsn)

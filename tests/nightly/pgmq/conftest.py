@@ -1,5 +1,8 @@
-"""Databases that have pgmq, as in tests/pgmq."""
+"""Databases that have pgmq."""
 
-from tests.pgmq.conftest import template
+import pytest
 
-__all__ = ["template"]
+
+@pytest.fixture(scope="session")
+def template(pgmq_template: str) -> str:
+    return pgmq_template

@@ -13,7 +13,7 @@ from tests.kit.pgmq import QUEUE, SIBLING, agrees, letters, made, watch
 from tests.kit.sql import Connection, column, row, value
 
 MESSAGES, POISON, KILLS = 10_000, 20, 20
-READER = Path(__file__).parents[2] / "kit" / "pgmq_reader.py"
+READER = Path(__file__).with_name("reader.py")
 
 
 def start(dsn: str, poison: int) -> "subprocess.Popen[bytes]":

@@ -16,10 +16,9 @@ from bartleby import dev, link
 from bartleby.calls import Call
 from bartleby.config import Settings
 from bartleby.link import Link
-from tests.client.test_dev import kill_without_reaping
-from tests.client.test_link import LONG, PID, until_busy
 from tests.kit.demo import Terminal, a_folder
-from tests.kit.worker import Conn, until
+from tests.kit.links import LONG, PID, until_busy
+from tests.kit.worker import Conn, kill_without_reaping, until
 
 
 def test_demo_shows_its_first_line_after_little_work(scratch: Path) -> None:

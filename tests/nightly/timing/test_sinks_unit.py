@@ -15,15 +15,13 @@ from bartleby.fingerprint import normalised
 from bartleby.policy import classify
 from bartleby.redaction import Redactor
 from tests.kit import poison
+from tests.kit.lanes import MakeLane, lease, messages
+from tests.kit.poison import raised
 from tests.kit.sinks.conformance import event, events, harness, publish_all
-from tests.kit.sinks.servers import until
-from tests.unit import test_lanes
+from tests.kit.sinks.servers import eventually
 from tests.unit.test_failure import REPEATED as REDACTED
-from tests.unit.test_failure import outer, raised, wrapping
+from tests.unit.test_failure import outer, wrapping
 from tests.unit.test_fingerprint import REPEATED as NORMALISED
-from tests.unit.test_lanes import MakeLane, lease, messages
-
-lane_of = test_lanes.lane_of
 
 
 def processor_seconds(run: Callable[[], object]) -> float:
@@ -90,7 +88,7 @@ async def test_timeout_that_races_with_the_end_of_a_handler_hits_no_other_messag
     lane, collected = lane_of(close_to_the_limit, concurrency=2, timeout=limit)
     lane.put(lease(40), messages(40))
     await collected.wait(40)
-    await until(lambda: lane.running == 0)
+    await eventually(lambda: lane.running == 0)
     assert not stray
     assert [settlement for message_id, settlement in collected.settled if message_id % 2 == 0] == [None] * 20
     assert len(collected.settled) == 40

@@ -11,7 +11,7 @@ from bartleby.client import Runner
 from bartleby.principal import Principal, Role
 from bartleby.surfaces.desk import Desk
 from bartleby.surfaces.web import ConsoleSettings, console
-from tests.web.conftest import visiting
+from tests.kit.api import visiting
 
 FEW = 2_500
 BURIED = """

@@ -14,9 +14,9 @@ from bartleby import Bartleby, Message
 from bartleby.config import Settings
 from bartleby.replaying import Replayer
 from tests.kit import plans
-from tests.kit.sql import create
-from tests.kit.worker import BOTH, Conn, drain, handler_of, numbered, row, until, working
-from tests.nightly.chaos.servers import OwnServer
+from tests.kit.own_server import OwnServer
+from tests.kit.sql import create, value
+from tests.kit.worker import BOTH, Conn, drain, handler_of, numbered, until, working
 
 
 @BOTH
@@ -51,7 +51,7 @@ def test_quick_messages_cost_few_statements(app: Bartleby, conn: Conn, dsn: str,
     def calls(name: str) -> int:
         conn.execute("select pg_stat_clear_snapshot()")
         query = "select coalesce(sum(calls), 0)::integer from pg_stat_user_functions where funcname = %s"
-        return int(row(conn, query, name))
+        return int(value(conn, query, name))
 
     app.handler("orders")(handler_of(lambda _: None, awaited=awaited))
     app.send_many("orders", numbered(5000))
@@ -69,8 +69,8 @@ def test_failures_of_one_lease_cost_one_statement(app: Bartleby, conn: Conn) -> 
     app.client.configure_queue("orders", {"breaker": "off"})
     app.send_many("orders", numbered(100))
     assert drain(app) == {"dead": 100}
-    leases = row(conn, "select count(distinct lease_id) from bartleby.attempts")
-    assert row(conn, "select count(distinct xmin::text) from bartleby.attempt") <= leases + 2
+    leases = value(conn, "select count(distinct lease_id) from bartleby.attempts")
+    assert value(conn, "select count(distinct xmin::text) from bartleby.attempt") <= leases + 2
     assert leases <= 5
 
 
@@ -115,8 +115,8 @@ def test_work_goes_on_within_seconds_after_a_restart(scratch: Path, mode: Any) -
 def replayed(conn: Conn, replay_id: int) -> tuple[int, float]:
     query = """select count(*), extract(epoch from max(replayed_at))::float8
         from bartleby.replay_item where state = 'replayed' and replay_id = %s"""
-    found: tuple[int, float] = row(conn, query, replay_id)
-    return found
+    [found] = conn.execute(query, [replay_id]).fetchall()
+    return found[0], found[1]
 
 
 @pytest.mark.parametrize("rate", [40.0, 400.0])

@@ -15,7 +15,6 @@ from psycopg.rows import dict_row
 
 from bartleby import Client
 from bartleby.client import Runner
-from bartleby.principal import Role
 from bartleby.surfaces import shapes
 from bartleby.surfaces.desk.agents import Allowance
 from tests.kit.agent import Agent
@@ -163,7 +162,7 @@ class Tools(Surface):
 
     def __init__(self, person: Client) -> None:
         super().__init__(person)
-        self._agent = Agent(person, "ana", role=Role.AGENT, allowance=Allowance(1, 10))
+        self._agent = Agent(person, "ana", allowance=Allowance(1, 10))
 
     def _do(self, _verb: str, row: Row, _by: str, what: Arguments) -> object:
         return self._called(row.mcp, what, reason=WHY)

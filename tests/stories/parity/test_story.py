@@ -12,14 +12,15 @@ import pytest
 from bartleby import Client, dev
 from bartleby.evidence import AuditLine
 from bartleby.surfaces.web import console
+from tests.kit.api import add_token, visiting
 from tests.kit.commands import terminal
-from tests.kit.database import NUMBERS, Connection, database_dsn, wait_for_sessions_to_end
+from tests.kit.database import NUMBERS, database_dsn, wait_for_sessions_to_end
+from tests.kit.sql import Connection
 from tests.kit.ways import WAYS
 from tests.stories.parity import surfaces
 from tests.stories.parity.story import World, run_story
 from tests.stories.parity.surfaces import WHY, Surface
 from tests.stories.parity.table import ROWS, bare
-from tests.web.conftest import add_token, visiting
 
 SURFACES = ("sql", "python", "async", "cli", "http", "mcp")
 STATE = {
