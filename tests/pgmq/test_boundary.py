@@ -12,10 +12,14 @@ from tests.kit.refusals import check_refusals
 from tests.kit.sql import Connect, Connection, Row, refused, row, rows, value
 
 
-@pytest.mark.seed("pgmq-1", "pgmq-11", "pgmq-21", "pgmq-22", "pgmq-30", "pgmq-33", "pgmq-70")
+@pytest.mark.seed("pgmq-1", "pgmq-2", "pgmq-3", "pgmq-6", "pgmq-7", "pgmq-8", "pgmq-9", "pgmq-11", "pgmq-20", "pgmq-21")
+@pytest.mark.seed("pgmq-22", "pgmq-24", "pgmq-25", "pgmq-27", "pgmq-28", "pgmq-29", "pgmq-30", "pgmq-31", "pgmq-32")
+@pytest.mark.seed("pgmq-33", "pgmq-36", "pgmq-38", "pgmq-39", "pgmq-42", "pgmq-45", "pgmq-52", "pgmq-53", "pgmq-65")
+@pytest.mark.seed("pgmq-68", "pgmq-69", "pgmq-70")
 def test_letter_has_the_evidence_and_an_unreported_attempt_is_lost(conn: Connection) -> None:
     made(conn, max_attempts=2)
     told, silent = put(conn, 1, 2)
+    enqueued = value(conn, "select min(enqueued_at) from pgmq.q_jobs")
     details = {"traceback": "here", "fingerprint": "f", "worker": "me", "handler": "charge"}
     read(conn)
     assert fail(conn, told, "no 1", "KeyError", **details)
@@ -40,6 +44,15 @@ def test_letter_has_the_evidence_and_an_unreported_attempt_is_lost(conn: Connect
     assert letter["first_failed_at"] == attempts[0]["failed_at"]
     group = row(conn, "select * from bartleby.groups")
     assert (group["title"], group["dead"]) == ("KeyError: no 2", 2)
+    shown = row(conn, "select * from bartleby.pgmq_letters where original_msg_id = %s", told)
+    assert (shown["queue_name"], shown["sibling"], shown["payload"]) == (QUEUE, SIBLING, 1)
+    assert (shown["read_ct"], shown["last_error"]) == (3, "no 2")
+    assert enqueued == shown["first_seen"] < shown["dead_at"]
+    copies = rows(conn, "select headers, read_ct from pgmq.q_jobs_dlq order by msg_id")
+    assert copies == [
+        {"headers": {"x-bartleby-message-id": each["message_id"]}, "read_ct": 0} for each in letters(conn)
+    ]
+    assert (watch(conn), letters(conn), rows(conn, "select * from pgmq.a_jobs")) == (0, [letter, other], [])
     agrees(conn)
 
 
@@ -134,15 +147,20 @@ class TestAttach:
         assert (watch(conn), [each["status"] for each in letters(conn)]) == (0, ["dead", "dead"])
 
 
-@pytest.mark.seed("pgmq-64", "pgmq-67")
-def test_failed_message_is_hidden_for_the_backoff(conn: Connection) -> None:
+@pytest.mark.seed("pgmq-16", "pgmq-40", "pgmq-64", "pgmq-66", "pgmq-67", "pgmq-71")
+def test_failed_message_is_hidden_for_the_backoff_and_leaves_no_trace_when_it_is_done(conn: Connection) -> None:
     made(conn, backoff="fixed", base=60, jitter="none")
     (msg_id,) = put(conn, 1)
     read(conn)
+    for table in ("pgmq_message", "dead_letter", "attempt", "event"):
+        assert rows(conn, f"select * from bartleby.{table}") == [], table
     until = fail(conn, msg_id)
     assert value(conn, "select retry_at - failed_at from bartleby.attempts") == timedelta(seconds=60)
     assert read(conn) == []
     assert value(conn, "select vt from pgmq.q_jobs") == until
+    conn.execute("select pgmq.delete(%s, %s::bigint)", [QUEUE, msg_id])
+    watch(conn)
+    assert rows(conn, "select * from bartleby.pgmq_message") == letters(conn) == []
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
@@ -160,3 +178,25 @@ def test_two_readers_never_promote_the_same_message(conn: Connection, connect: C
     assert read(two) == []
     assert [each["payload"] for each in letters(conn)] == [1, 2]
     agrees(conn)
+
+
+@pytest.mark.seed("pgmq-50", "pgmq-51")
+def test_reading_is_unchanged_while_nothing_is_stuck(conn: Connection) -> None:
+    made(conn)
+    put(conn, *range(20))
+    written = "select sum(n_tup_ins + n_tup_upd + n_tup_del) from pg_stat_xact_user_tables where schemaname = %s"
+    read_by, columns = {}, {}
+    for function in ("pgmq.read", "bartleby.pgmq_read"):
+        with conn.transaction(force_rollback=True):
+            before = value(conn, written, "bartleby")
+            read_by[function] = rows(conn, f"select * from {function}(%s, 60, 20)", QUEUE)
+            assert value(conn, written, "bartleby") == before
+            found = conn.execute(f"select * from {function}(%s, 60, 20)".encode(), [QUEUE]).description
+        columns[function] = {each.name: each.type_code for each in found or ()}
+    theirs, ours = columns.values()
+    assert {name: theirs.get(name) for name in ours} == ours
+    assert theirs.keys() - ours.keys() == {"last_read_at"}
+    same = ("msg_id", "read_ct", "enqueued_at", "message", "headers")
+    first, second = ([[each[name] for name in same] for each in found] for found in read_by.values())
+    assert first == second
+    assert [each["message"] for each in read_by["bartleby.pgmq_read"]] == list(range(20))

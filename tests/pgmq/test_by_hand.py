@@ -13,6 +13,7 @@ def replay_by_hand(conn: Connection) -> None:
     conn.execute("select pgmq.delete('jobs_dlq', %s::bigint)", [found["msg_id"]])
 
 
+@pytest.mark.seed("pgmq-10", "pgmq-12", "pgmq-19", "pgmq-54", "pgmq-72")
 def test_message_replayed_by_hand_is_not_discarded_and_watched_after_its_reader(
     conn: Connection, connect: Connect
 ) -> None:
@@ -26,7 +27,8 @@ def test_message_replayed_by_hand_is_not_discarded_and_watched_after_its_reader(
     assert pgmq.statuses(conn) == {"1": "dead"}
     reader.commit()
     assert pgmq.watch(conn) == 1
-    assert pgmq.statuses(conn) == {"1": "replayed"}
+    (letter,) = pgmq.letters(conn)
+    assert (letter["status"], letter["replayed_by"], "by hand" in letter["replay_reason"]) == ("replayed", "pgmq", True)
 
 
 def test_worker_that_was_faster_uses_the_same_letter(conn: Connection) -> None:
@@ -84,3 +86,17 @@ def test_replay_by_us_skips_a_letter_locked_by_hand(conn: Connection, connect: C
     assert pgmq.watch(conn) == 1
     assert (pgmq.inside(conn), pgmq.statuses(conn)) == ([1], {"1": "replayed"})
     pgmq.agrees(conn)
+
+
+@pytest.mark.seed("pgmq-23")
+def test_message_of_a_new_queue_is_another_one_though_it_has_the_same_id(conn: Connection) -> None:
+    pgmq.made(conn, max_attempts=2)
+    [old] = pgmq.put(conn, "old")
+    pgmq.read(conn)
+    pgmq.fail(conn, old, "bad audio")
+    conn.execute("select pgmq.drop_queue(%s)", [pgmq.QUEUE])
+    conn.execute("select pgmq.create(%s)", [pgmq.QUEUE])
+    assert pgmq.put(conn, "new") == [old]
+    assert [len(pgmq.read(conn)) for _ in range(3)] == [1, 1, 0]
+    found = rows(conn, "select original_msg_id, payload, last_error from bartleby.pgmq_letters")
+    assert found == [{"original_msg_id": old, "payload": "new", "last_error": None}]

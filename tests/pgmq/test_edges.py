@@ -11,6 +11,15 @@ from tests.kit.sql import Connect, Connection, ack, reap, refused, release, rows
 
 
 class TestTheSibling:
+    @pytest.mark.seed("pgmq-13", "pgmq-14", "pgmq-49")
+    def test_each_queue_has_its_own(self, conn: Connection) -> None:
+        for name in (pgmq.QUEUE, "mail"):
+            conn.execute("select pgmq.create(%s)", [name])
+            pgmq.attach(conn, name, max_attempts=1)
+            pgmq.put(conn, f"of {name}", queue=name)
+            assert [len(pgmq.read(conn, queue=name)) for _ in range(2)] == [1, 0]
+        assert (pgmq.inside(conn, pgmq.SIBLING), pgmq.inside(conn, "mail_dlq")) == (["of jobs"], ["of mail"])
+
     def test_sibling_is_switched_off_and_on(self, conn: Connection) -> None:
         first, _second, _third = pgmq.dead(conn, 1, 2, 3)
         pgmq.attach(conn, sibling=False, max_attempts=1)

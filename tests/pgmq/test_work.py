@@ -29,6 +29,15 @@ def test_messages_are_claimed_and_completed(conn: Connection) -> None:
         ack(conn, claimed.lease)
 
 
+@pytest.mark.seed("pgmq-26", "pgmq-41")
+def test_claim_buries_what_was_read_too_often(conn: Connection) -> None:
+    pgmq.made(conn, max_attempts=1)
+    pgmq.put(conn, 1)
+    pgmq.read(conn)
+    assert (pgmq.claim(conn).messages, pgmq.statuses(conn)) == ([], {"1": "dead"})
+    pgmq.agrees(conn)
+
+
 def test_released_message_is_not_charged_and_an_extended_one_stays_hidden(conn: Connection) -> None:
     pgmq.made(conn)
     pgmq.put(conn, 1)
@@ -61,33 +70,32 @@ def test_lost_worker_charges_only_a_message_that_ran_alone(conn: Connection) -> 
     pgmq.agrees(conn)
 
 
-LATE: dict[str, dict[str, Any]] = {
-    "reap": {},
-    "retry": {"delay": 0},
-    "terminal": {"verdict": "dead"},
-    "exhausted": {"max_attempts": 2},
-}
+LATE: list[dict[str, Any]] = [{}, {"delay": 0}, {"verdict": "dead"}, {"max_attempts": 2}]
 
 
-@pytest.mark.parametrize("late", LATE)
-def test_late_worker_does_not_take_the_message_from_its_new_reader(conn: Connection, late: str) -> None:
-    pgmq.made(conn)
-    pgmq.put(conn, 1)
-    claimed = pgmq.claim(conn)
-    pgmq.lapse(conn)
-    (got,) = pgmq.read(conn, vt=3600)
-    assert got["read_ct"] == 2
-    if late == "reap":
-        reap(conn)
-        with refused("ZB006"):
-            ack(conn, claimed.lease)
-    else:
-        assert [each["verdict"] for each in fail(conn, claimed, error="late", **LATE[late])] == ["retry"]
-        assert value(conn, "select error from bartleby.attempts") == "late"
-        assert late == "retry" or "somebody else" in value(conn, "select rule from bartleby.attempts")
-    seen = "select read_ct, vt > clock_timestamp() + interval '50 minutes' as hidden from pgmq.q_jobs"
-    assert rows(conn, seen) == [{"read_ct": 2, "hidden": True}]
-    assert (pgmq.letters(conn), pgmq.inside(conn), pgmq.inside(conn, pgmq.SIBLING)) == ([], [1], [])
+def test_late_worker_does_not_take_the_message_from_its_new_reader(conn: Connection) -> None:
+    """Its lease is reaped, or it reports a failure to retry, a terminal one, or its last one."""
+    for failure in LATE:
+        with conn.transaction(force_rollback=True):
+            pgmq.made(conn)
+            pgmq.put(conn, 1)
+            claimed = pgmq.claim(conn)
+            pgmq.lapse(conn)
+            (got,) = pgmq.read(conn, vt=3600)
+            assert got["read_ct"] == 2
+            if not failure:
+                reap(conn)
+                with refused("ZB006"), conn.transaction():
+                    ack(conn, claimed.lease)
+            else:
+                assert [each["verdict"] for each in fail(conn, claimed, error="late", **failure)] == ["retry"], failure
+                assert value(conn, "select error from bartleby.attempts") == "late"
+                rule = value(conn, "select rule from bartleby.attempts")
+                assert "delay" in failure or "somebody else" in rule, failure
+            seen = "select read_ct, vt > clock_timestamp() + interval '50 minutes' as hidden from pgmq.q_jobs"
+            assert rows(conn, seen) == [{"read_ct": 2, "hidden": True}], failure
+            left = (pgmq.letters(conn), pgmq.inside(conn), pgmq.inside(conn, pgmq.SIBLING))
+            assert left == ([], [1], []), failure
 
 
 def test_verdict_waits_for_a_reader_under_way(conn: Connection, connect: Connect) -> None:

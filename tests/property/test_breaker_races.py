@@ -4,14 +4,13 @@ from typing import LiteralString
 
 import pytest
 
-from tests.kit.sql import Connection, ack, claim, column, create, release, value
-from tests.property.sessions import Sessions, execute, leased, send, sqlstate
+from tests.kit.sql import Connection, ack, claim, column, release, value
+from tests.property.sessions import Sessions, execute, leased, send
 
 OPEN: LiteralString = "select bartleby.open_breaker('q', 'storm', '1 minute')"
 CLOSE: LiteralString = "select bartleby.close_breaker('q', 'me', 'fixed')"
 FORCE: LiteralString = "select bartleby.force_breaker('q', 'me', 'because')"
 MARK: LiteralString = "select bartleby.mark_handled('q', 'c', 'id:1')"
-DROP: LiteralString = "select bartleby.drop_queue('q', true)"
 DISABLE: LiteralString = "select bartleby.configure_queue('q', '{\"breaker\": \"off\"}')"
 CONFIGURE: LiteralString = "select bartleby.configure_queue('q', '{\"max_attempts\": 7}')"
 
@@ -172,30 +171,3 @@ def test_failure_does_not_wait_for_an_opening_under_way(s: Sessions) -> None:
     opener.commit()
     assert value(s.hasty(), failing, second, second) == "retry"
     assert column(s.main, "select attempts from bartleby.messages order by message_id") == [1, 0]
-
-
-@pytest.mark.parametrize(("query", "table"), [(OPEN, "breaker"), (MARK, "handled")], ids=["opening", "mark"])
-def test_drop_and_opening_or_mark_wait_for_each_other(s: Sessions, query: LiteralString, table: LiteralString) -> None:
-    """A drop that waited removes what was written, and what waited for a drop is refused."""
-    holder, operator = s.begin(), s.open()
-    assert value(holder, query)
-    s.blocked(operator, holder.commit, execute, DROP)
-    assert value(s.main, f"select count(*) from bartleby.{table}") == 0
-    create(s.main)
-    dropping, late = s.begin(), s.open()
-    dropping.execute(DROP)
-    assert s.blocked(late, dropping.commit, sqlstate, value, query) in ("ZB001", "XX000" if query == MARK else "")
-    assert value(s.main, f"select count(*) from bartleby.{table}") == 0
-
-
-def test_open_mark_prevents_the_drop_of_its_queue(s: Sessions) -> None:
-    assert value(s.begin(), MARK)
-    assert sqlstate(s.main, execute, DROP) == "ZB009"
-
-
-def test_mark_with_a_snapshot_older_than_the_first_must_be_retried(s: Sessions) -> None:
-    second = s.begin_with_snapshot()
-    assert value(s.main, MARK)
-    assert sqlstate(second, value, MARK) == "40001"
-    second.rollback()
-    assert value(second, MARK) is False

@@ -2,10 +2,9 @@
 
 from typing import LiteralString
 
-import psycopg
 import pytest
 
-from tests.kit.sql import Connection, ack, claim, column, fail_all, release, value
+from tests.kit.sql import ack, claim, column, fail_all, value
 from tests.property.sessions import Sessions, drain, fill, hole, send, sqlstate, turn, turn_often
 
 
@@ -42,47 +41,10 @@ def test_holes_and_parked_holes_are_carried_over(s: Sessions) -> None:
     assert sorted(drain(s.main)) == [1, 3]
 
 
-def commits(conn: Connection, query: LiteralString, *parameters: object) -> bool:
-    """Run a statement and commit, or roll back if it is refused."""
-    try:
-        conn.execute(query, parameters)
-        conn.commit()
-    except psycopg.Error:
-        conn.rollback()
-        return False
-    return True
-
-
-def test_turn_or_reap_with_an_old_snapshot_loses_no_message(s: Sessions) -> None:
-    fill(s.main)
-    turner = s.begin_with_snapshot()
-    send(s.main, 1)
-    commits(turner, "select bartleby.turn(0) from generate_series(1, 4)")
-    claim(s.main)
-    s.clock.advance(61)
-    reaper = s.begin_with_snapshot()
-    turn_often(s.main)
-    commits(reaper, "select bartleby.reap()")
-    s.main.execute("select bartleby.reap()")
-    assert drain(s.main) == [1]
-
-
 VERBS: list[LiteralString] = [
     "select bartleby.fail(%s, jsonb_build_array(jsonb_build_object('position', %s)))",
     "select bartleby.release(%s, array[%s::bigint])",
 ]
-
-
-@pytest.mark.parametrize("verb", VERBS, ids=["fail", "release"])
-def test_settlement_with_an_old_snapshot_loses_no_message(s: Sessions, verb: LiteralString) -> None:
-    fill(s.main)
-    send(s.main, 1)
-    claimed = claim(s.main)
-    worker = s.begin_with_snapshot()
-    turn_often(s.main)
-    if not commits(worker, verb, claimed.lease, *claimed.positions):
-        release(s.main, claimed.lease)
-    assert drain(s.main) == [1]
 
 
 @pytest.mark.own_database

@@ -26,8 +26,10 @@ def of_type(kind: str, **data: Any) -> dict[str, Any]:
     return {**letter, "type": f"io.bartleby.{kind}", "data": {**letter["data"], **data}}
 
 
+@pytest.mark.seed("outbox-45", "outbox-46", "outbox-47", "outbox-48", "pgmq-59")
 async def test_letter_is_an_envelope_with_one_event() -> None:
     facts = {"worker_version": "2.4.1", "worker": "host-1", "handler": "shop.fulfil"}
+    facts |= {"message_type": "order.placed", "message_source": "shop"}
     letter = of_type("dead_letter.created", **facts, link="https://ops.example/letters/1")
     async with Receiver.running(lambda _: ACCEPTED) as receiver:
         publisher = opened(receiver, environment="production")
@@ -48,6 +50,7 @@ async def test_letter_is_an_envelope_with_one_event() -> None:
     }  # fmt: skip
     assert document.items() >= expected.items()
     facts = {"handler": "shop.fulfil", "queue": "orders", "attempts": "5", "message_id": "1", "reason": "exhausted"}
+    facts |= {"message_type": "order.placed", "message_source": "shop"}
     assert document["tags"].items() >= facts.items()
     assert document["extra"]["link"] == "https://ops.example/letters/1"
 

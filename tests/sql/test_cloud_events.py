@@ -12,7 +12,7 @@ from psycopg.types.json import Jsonb
 from tests.kit.clock import Clock
 from tests.kit.events import RECORDED, SCHEMA, TRIED, WELL_FORMED, documents, everything, put_sink, received, report
 from tests.kit.plans import change, command, die, die_of, kill_all, plan, start, started, step, steps, work_all
-from tests.kit.sql import Connection, Row, claim, column, create, fail_all, refused, rows, value
+from tests.kit.sql import Connection, Row, claim, column, create, fail_all, refused, value
 
 DAY = 86400.0
 
@@ -138,23 +138,6 @@ class TestStability:
         for told, knew in zip(after, before, strict=True):
             assert told["data"] == {name: found for name, found in knew["data"].items() if name not in erased}
         assert "customer-7" not in json.dumps(everything(conn, "full"))
-
-    def test_event_of_a_removed_letter_has_what_it_recorded_itself(self, conn: Connection, clock: Clock) -> None:
-        (sent,) = die(conn, error_type="E")
-        change(conn, "discard", sent)
-        before = letters(conn)
-        clock.advance(29 * DAY)
-        conn.execute("select bartleby.configure_queue('q', '{\"retention\": \"1 day\"}')")
-        conn.execute("select bartleby.prune()")
-        assert rows(conn, "select * from bartleby.dead_letters") == []
-        after = letters(conn)
-        common = {"message_id": sent, "queue": "q", "cycle": 1}
-        assert [each["data"] for each in after] == [
-            {**common, "status": "dead"},
-            {**common, "status": "discarded", "actor": "ben", "comment": "by hand"},
-        ]
-        for told, knew in zip(after, before, strict=True):
-            assert {**told, "data": 0} == {**knew, "data": 0}
 
     def test_references_are_resolved_in_their_order_and_odd_ones_left_out(self, conn: Connection) -> None:
         """A letter of a sink can be replayed with a patch, so anything may come."""

@@ -311,13 +311,16 @@ class TestAnswers:
         for given in wrong:
             with refused_row(given, "ZB008", "a request has"):
                 take(conn, **given)
+        assert rows(conn, "select * from bartleby.answer") == []
         take(conn, "POST /a card 4111 1111")
-        assert "4111 1111" not in str(rows(conn, "select * from bartleby.answer")), "the request is not kept"
+        before = rows(conn, "select * from bartleby.answer")
+        assert "4111 1111" not in str(before), "the request is not kept"
         for status in (None, 0, 99, 600):
             with refused_row(status, "ZB008", "status"):
                 keep(conn, status)
         with refused("ZB020", "'k'", "another request"):
             take(conn, "POST /b {}")
+        assert rows(conn, "select * from bartleby.answer") == before
         keep(conn)
         with refused("ZB020"):
             take(conn, "POST /a card 4111 1111 ")

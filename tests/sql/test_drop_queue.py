@@ -9,6 +9,8 @@ from tests.kit import sql
 from tests.kit.plans import change, die, kill, started, steps
 from tests.kit.sql import Claim, Connect, Connection
 
+OPEN = "select bartleby.open_breaker('q', 'storm', '0')"
+MARK = "select bartleby.mark_handled('q', 'c', 'id:1')"
 pytestmark = pytest.mark.usefixtures("q")
 
 
@@ -119,6 +121,8 @@ UNDER_WAY: list[Callable[[Connection, Claim], object]] = [
     lambda conn, claimed: sql.fail(conn, claimed.lease, {"position": claimed.positions[0]}),
     kill,
     lambda conn, claimed: sql.release(conn, claimed.lease),
+    lambda conn, _: conn.execute(OPEN),
+    lambda conn, _: conn.execute(MARK),
 ]
 
 
@@ -194,6 +198,8 @@ def test_calls_during_a_drop_wait_fail_and_leave_no_orphan(connect: Connect, con
         (None, lambda conn: sql.send(conn, 1, delay="1 hour")),
         ("ZB001", sql.claim),
         ("ZB001", drop),
+        ("ZB001", lambda conn: conn.execute(OPEN)),
+        (None, lambda conn: conn.execute(MARK)),
     ]
     for sqlstate, call in calls:
         sql.create(conn)

@@ -20,7 +20,7 @@ class TestLetters:
     @pytest.mark.seed("cordum-15", "cordum-17")
     def test_death_is_recorded_with_its_evidence(self, conn: Connection) -> None:
         sql.create(conn, "q", max_attempts=2, backoff="none")
-        sent = sql.send(conn, {"a": 1}, key="order-7", generation=3)
+        sent = sql.send(conn, {"a": 1}, key="order-7", generation=3, headers={"type": "order.placed", "source": "shop"})
         sql.fail_all(conn, sql.claim(conn, worker="host-1"))
         known = {"error_type": "KeyError", "error": "'b'", "fingerprint": "f1", "worker_version": "2", "handler": "h"}
         sql.fail_all(conn, sql.claim(conn, worker="host-2"), **known)
@@ -40,7 +40,8 @@ class TestLetters:
         assert told["data"] == known | {
             "message_id": sent, "queue": "q", "status": "dead", "cycle": 1, "reason": "exhausted", "attempts": 2,
             "crashes": 0, "group_id": sql.value(conn, "select id from bartleby.groups"), "worker": "host-2",
-            "generation": 3, "key": "order-7", **{name: f"{letter[name]:%Y-%m-%dT%H:%M:%S.%fZ}" for name in times},
+            "generation": 3, "key": "order-7", "message_type": "order.placed", "message_source": "shop",
+            **{name: f"{letter[name]:%Y-%m-%dT%H:%M:%S.%fZ}" for name in times},
         }  # fmt: skip
 
     def test_unknown_fields_are_left_out_and_long_errors_cut(self, conn: Connection) -> None:
@@ -141,16 +142,22 @@ class TestOtherEvents:
             conn.execute("insert into bartleby.origin (one, id) values (true, gen_random_uuid())")
 
     def test_events_of_a_dropped_queue_are_kept_and_it_raises_no_alarm(self, conn: Connection) -> None:
+        """Without their letters they have what they recorded themselves."""
         put_sink(conn)
         sent = die(conn, 30)[0]
+        change(conn, "discard", sent)
+        before = everything(conn)
         conn.execute("select bartleby.drop_queue('q', true)")
         tally(conn)
-        opened, created, *_ = told = received(conn)
-        assert set(kinds(told)) == {"group.opened", "dead_letter.created"}
+        opened, created, *_, discarded = told = received(conn)
+        assert [{**each, "data": 0} for each in told] == [{**each, "data": 0} for each in before]
+        assert set(kinds(told)) == {"group.opened", "dead_letter.created", "dead_letter.discarded"}
         assert opened["data"]["queue"] == "q"
-        assert created["data"] == {"message_id": sent, "queue": "q", "status": "dead", "cycle": 1}
+        common = {"message_id": sent, "queue": "q", "cycle": 1}
+        assert created["data"] == {**common, "status": "dead"}
+        assert discarded["data"] == {**common, "status": "discarded", "actor": "ben", "comment": "by hand"}
 
-    @pytest.mark.seed("cordum-1", "cordum-3")
+    @pytest.mark.seed("cordum-1", "cordum-3", "cordum-16", "cordum-30")
     def test_event_and_its_delivery_are_part_of_the_transaction(self, connect: Connect, conn: Connection) -> None:
         put_sink(conn)
         worker = connect(autocommit=False)

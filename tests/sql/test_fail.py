@@ -224,11 +224,16 @@ ROUTES: list[tuple[str, dict[str, str], str | None]] = [
 @pytest.mark.seed("brighter-1", "brighter-6", "brighter-13", "brighter-14", "brighter-15", "brighter-16", "brighter-21")
 @pytest.mark.seed("brighter-23", "brighter-24", "brighter-26", "brighter-29", "brighter-30", "brighter-31")
 @pytest.mark.seed("brighter-40", "brighter-41", "brighter-42", "brighter-43", "brighter-45", "brighter-46")
-@pytest.mark.seed("brighter-47", "brighter-48", "brighter-58")
+@pytest.mark.seed("brighter-47", "brighter-48", "brighter-58", "brighter-2", "brighter-7", "brighter-27", "brighter-28")
+@pytest.mark.seed(
+    "brighter-33", "brighter-34", "brighter-35", "brighter-38", "brighter-44", "brighter-50", "brighter-52"
+)
+@pytest.mark.seed("brighter-53", "brighter-57")
 def test_rejected_message_is_kept_and_its_copy_follows_the_route(conn: Connection) -> None:
     for name in ("dead", "invalid"):
         sql.create(conn, name)
-    headers = {"type": "order", "x": 1}
+    conn.execute("set timezone = 'Asia/Kathmandu'")
+    headers = {"type": "order", "x": 1, "original_queue": "elsewhere", "rejection_reason": "none"}  # misleading
     for reason, routes, target in ROUTES:
         how = "fail" if "dead_letter_to" in routes else "reject"
         case = f"{how} {reason} {routes}"

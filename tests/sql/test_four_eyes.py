@@ -81,6 +81,8 @@ def test_bad_approvals_are_refused(conn: Connection) -> None:
     ids = die(conn, 3)
     number, other = plan(conn, ids), plan(conn, ids)
     another_hash = replay_of(conn, other)["hash"]
+    known = "select (select jsonb_agg(r order by id) from bartleby.replays r) as plans, bartleby.audit_anchor()"
+    before = row(conn, known)
     null_hash = "select bartleby.approve_replay(%s, null, 'ben', 'ok')"
     check_refusals(
         [
@@ -93,6 +95,7 @@ def test_bad_approvals_are_refused(conn: Connection) -> None:
             ("no hash", partial(conn.execute, null_hash, [number]), "ZB013", "not the plan that you saw"),
         ]
     )
+    assert row(conn, known) == before
     approve(conn, other)
     with refused("ZB014"):
         start(conn, number)

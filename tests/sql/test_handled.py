@@ -32,6 +32,7 @@ def test_consumer_or_key_out_of_bounds_is_refused_and_the_longest_fit(conn: Conn
     for consumer, key in ((None, "k"), ("", "k"), ("x" * 151, "k"), ("c", None), ("c", ""), ("c", "k" * 511)):
         with refused("ZB008", "consumer", row=(consumer, key)):
             mark(conn, key, consumer)
+    assert column(conn, "select key from bartleby.handled") == []
     letters = [chr(0x10000 + number * 7) for number in range(800)]  # four bytes each, and they do not compress
     consumer, key = "".join(letters[:150]), "".join(letters[150:660])
     assert mark(conn, key, consumer)

@@ -19,6 +19,7 @@ def call(statement: str) -> Callable[[Connection], object]:
 
 OPEN = call("open_breaker('q', 'storm', '0')")
 ANSWER = call("take_answer('ana', 'k', 'POST'), bartleby.keep_answer('ana', 'k', 200, 'done')")
+MARK = call("mark_handled('q', 'c', 'id:1')")
 Work = Callable[[Connection], object]
 
 
@@ -26,6 +27,7 @@ def prepared(conn: Connection, clock: Clock) -> Iterator[tuple[str, Work, Work]]
     """What is called, the change that it does not see, and the call."""
     yield "tally", tally, tally
     yield "duty", call("take_duty('upkeep', 'a', '10 s')"), call("take_duty('upkeep', 'b', '10 s')")
+    yield "handled mark", MARK, MARK
     yield "audited action", call("pause_queue('q')"), call("force_breaker('q', 'bob', 'x')")
     yield "repeated request", ANSWER, call("take_answer('ana', 'k', 'POST')")
     conn.execute("select bartleby.resume_queue('q')")

@@ -196,13 +196,6 @@ class TestCanary:
                 expected = ("finished", size + 1) if deaths == tolerated else ("aborted", size)
                 assert (found["status"], found["done"] + found["died_again"]) == expected, (tolerance, size, deaths)
 
-    def test_paused_queue_does_not_use_up_the_stages(self, conn: Connection) -> None:
-        started(conn, die(conn, 3), canary=1, tolerance=1)
-        conn.execute("select bartleby.pause_queue('q')")
-        assert [step(conn)["moved"], step(conn)["moved"]] == [0, 0]
-        conn.execute("select bartleby.resume_queue('q')")
-        assert step(conn)["moved"] == 1
-
     def test_message_lost_with_its_queue_is_no_success(self, conn: Connection) -> None:
         number = started(conn, die(conn, 5), canary=2, to="other")
         step(conn)

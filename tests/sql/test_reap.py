@@ -1,5 +1,8 @@
 """Reaping: a lost worker charges only a message that ran alone and had started; settled leases are deleted."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 
 from tests.kit import sql
@@ -46,7 +49,7 @@ def test_messages_of_a_lapsed_batch_come_back_alone_and_uncharged(
     assert ledger == [{"message_id": message_id, **lost} for message_id in ids]
 
 
-@pytest.mark.seed("outbox-60", "pulse-7", "pulse-9", "pulse-11", "pulse-30", "pulse-40")
+@pytest.mark.seed("outbox-60", "pulse-7", "pulse-9", "pulse-11", "pulse-28", "pulse-30", "pulse-31", "pulse-40")
 def test_message_dies_after_its_crash_budget_or_its_attempts(conn: Connection, clock: Clock, suspect: int) -> None:
     for crash_budget, max_attempts in ((1, 100), (3, 100), (10, 2)):
         lives = min(crash_budget, max_attempts)
@@ -54,16 +57,20 @@ def test_message_dies_after_its_crash_budget_or_its_attempts(conn: Connection, c
         if max_attempts < crash_budget:
             rules[-1] = f"attempt {lives} of {max_attempts}"
         with conn.transaction(force_rollback=True):
-            sql.create(conn, "q", crash_budget=crash_budget, max_attempts=max_attempts)
+            sql.create(conn, "q", crash_budget=crash_budget, max_attempts=max_attempts, backoff="quadratic")
             outcomes = []
             for _ in rules:
                 sql.claim(conn, worker="host")
                 outcomes += lapse(conn, clock)
             assert (outcomes, sql.claim(conn).messages) == (["retry"] * (lives - 1) + ["dead"], [])
-            query = "select rule, outcome, error_type, worker, attempt from bartleby.attempts order by failed_at"
+            wait = "extract(epoch from retry_at - failed_at)::int as wait"
+            query = (
+                f"select rule, outcome, error_type, worker, attempt, {wait} from bartleby.attempts order by failed_at"
+            )
             charged = {"outcome": "crashed", "error_type": "WorkerLost", "worker": "host"}
             assert sql.rows(conn, query)[1:] == [
-                {"rule": rule, **charged, "attempt": n} for n, rule in enumerate(rules, 1)
+                {"rule": rule, **charged, "attempt": n, "wait": n**2 if n < lives else None}
+                for n, rule in enumerate(rules, 1)
             ]
             letter = {"message_id": suspect, "reason": "crashed", "crashes": lives, "attempts": lives}
             assert sql.row(conn, "select message_id, reason, crashes, attempts from bartleby.dead_letters") == letter
@@ -174,22 +181,29 @@ def test_lapsed_lease_can_start_only_after_it_is_extended(conn: Connection, cloc
     assert lapse(conn, clock) == ["retry"]
 
 
+@pytest.mark.seed("pulse-23")
 @pytest.mark.usefixtures("suspect")
-def test_start_or_ack_waits_while_its_lease_is_released_or_reaped(
+def test_second_settlement_waits_while_its_lease_is_settled_or_reaped(
     conn: Connection, clock: Clock, connect: Connect
 ) -> None:
     other, worker = connect(autocommit=False), connect()
-    for how in ("released", "reaped"):
+    for how in ("released", "failed", "reaped"):
         work = confirmed_claim(conn)
         if how == "released":
             assert sql.release(other, work.lease) == 1
+        elif how == "failed":
+            sql.fail_all(other, work, delay=0)
         else:
             clock.advance(61)
             assert len(sql.reap(other)) == 1
             with sql.refused("ZB006"):
                 start(worker, work.lease)
-        late = start if how == "released" else sql.ack
-        with sql.waiting(conn, worker, lambda session: late(session, work.lease), for_whom=other) as settling:  # noqa: B023
+        late: dict[str, partial[Any]] = {
+            "released": partial(start, lease=work.lease),
+            "failed": partial(sql.fail_all, claimed=work, delay=0),
+            "reaped": partial(sql.ack, lease=work.lease),
+        }
+        with sql.waiting(conn, worker, late[how], for_whom=other) as settling:
             other.commit()
             with sql.refused("ZB006"):
                 settling.result()

@@ -63,6 +63,8 @@ class TestSettings:
         assert sql.stats(conn, "sink." + "a" * 50)["ready"] == 0
 
     def test_refused_settings_change_nothing(self, conn: Connection) -> None:
+        put_sink(conn, "there")
+        before = (sql.snapshot_of_everything(conn), sql.value(conn, "select bartleby.audit_anchor()"))
         for key, values in BAD_SETTINGS.items():
             for bad in values:
                 with pytest.raises(psycopg.Error, match=f'"{key}"') as caught:
@@ -76,19 +78,14 @@ class TestSettings:
             assert_refused(conn, "ZB018", "kind", put, "bus", kind, "{}")
         for given in ("[]", "5", '"x"', "null"):
             assert_refused(conn, "ZB018", "", put, "bus", "log", given)
-        calls = (
-            "pause_sink('bus', {})",
-            "resume_sink('bus', {})",
-            "remove_sink('bus', {})",
-            "emit_again('bus', '[]', {})",
-        )
-        for call in (*calls, "refuse_events('bus', '[]')", "emitted('bus', '-infinity', 'infinity')"):
-            assert_refused(conn, "ZB019", "bus", "select bartleby." + call.format("'ann', 'why'"))
-        assert sql.column(conn, "select name from bartleby.queues") == ["q"]
-        put_sink(conn)
-        for call in (*calls, "put_sink('bus', 'log', '{{}}', {})"):
+        calls = ("pause_sink({}, {})", "resume_sink({}, {})", "remove_sink({}, {})", "emit_again({}, '[]', {})")
+        for call in (*calls, "refuse_events({}, '[]')", "emitted({}, '-infinity', 'infinity')"):
+            assert_refused(conn, "ZB019", "bus", "select bartleby." + call.format("'bus'", "'ann', 'why'"))
+        for call in (*calls, "put_sink({}, 'log', '{{}}', {})"):
             for anonymous in ("'ann', ' '", "null, 'why'", "'', 'why'"):
-                assert_refused(conn, "ZB008", "an actor and a reason", "select bartleby." + call.format(anonymous))
+                statement = "select bartleby." + call.format("'there'", anonymous)
+                assert_refused(conn, "ZB008", "an actor and a reason", statement)
+        assert (sql.snapshot_of_everything(conn), sql.value(conn, "select bartleby.audit_anchor()")) == before
 
     def test_changes_are_audited(self, conn: Connection) -> None:
         put_sink(conn, attempts=3)

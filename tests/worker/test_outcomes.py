@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from bartleby import AlreadyHandled, Bartleby, Done, Message, Retry, Snooze, Terminal, outcomes, settling
+from tests.kit import poison
 from tests.kit.sql import value
 from tests.kit.worker import BOTH, Conn, Liar, Told, Unborn, drain, handler_of, numbered, state, until, working
 
@@ -95,7 +97,9 @@ def test_other_answers_and_hostile_ones_are_settled_too(app: Bartleby, awaited: 
     done = [None, Done, Done(), 5, "text", {"a": 1}, [], object(), dict, False, Liar()]
     failed = [Snooze, Unborn, KeyError("returned")]
     to_be_run = [coroutine, generator, async_generator, Awaitable]
+    to_be_run += [partial(poison.strike, name) for name in poison.EXCEPTIONS]
     answers: list[Callable[[], object]] = [*(lambda each=each: each for each in [*done, *failed]), *to_be_run]
+    app.client.configure_queue("orders", {"breaker": "off", "max_attempts": 1})
     app.handler("orders", retry={"max_attempts": 1})(handler_of(lambda each: answers[each.payload](), awaited=awaited))
     sent = app.send_many("orders", numbered(len(answers)))
     assert drain(app) == {"done": len(done), "dead": len(failed) + len(to_be_run)}

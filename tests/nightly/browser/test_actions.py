@@ -47,22 +47,6 @@ def test_edit_shows_the_difference_and_changes_nothing_else(
     assert seen == [{"id": 0, "currency": "EUR", "exact": 12345678901234567890}]
 
 
-def test_letter_is_discarded_with_a_reason_and_restored_by_undo(site: Site, look: Look, letters: list[int]) -> None:
-    """Interaction 6: nothing is discarded without a reason; undo restores it."""
-    page, button = look.at(f"{site.url}/letters/{letters[0]}"), f"Discard letter {letters[0]}"
-    page.locator("summary", has_text="Discard it").click()
-    page.get_by_role("button", name=button).click()
-    expect(page.locator("form[action$=discard] input[name=reason]")).to_be_focused()
-    assert statuses(site.client, [letters[0]]) == ["dead"]
-    fill(page, "Discard it", "a test").get_by_role("button", name=button).click()
-    expect(page.locator("#notices")).to_contain_text("is discarded")
-    assert statuses(site.client, [letters[0]]) == ["discarded"]
-    page.get_by_role("button", name="Undo").click()
-    expect(page.locator("#notices")).to_contain_text("1 letter is dead again")
-    assert page.url.endswith(f"/letters/{letters[0]}")
-    assert statuses(site.client, [letters[0]]) == ["dead"]
-
-
 def test_group_is_acknowledged_muted_resolved_and_reopened(look: Look, group: str) -> None:
     """Interaction 3: acknowledge a group, mute it for a time, resolve and reopen it."""
     page = look.at(group)

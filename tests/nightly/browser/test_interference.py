@@ -112,6 +112,7 @@ def test_charts_stay_after_an_action_and_are_left_out_without_history(site: Site
 def test_selection_is_confirmed_on_a_phone_and_restored_after_going_back(
     site: Site, look: Look, letters: list[int]
 ) -> None:
+    """Interaction 6: nothing is discarded or replayed without a reason and a confirmation. Drill c shows the undo."""
     phone = {"viewport": {"width": 360, "height": 740}, "reduced_motion": "reduce"}
     page = is_live(look.at(f"{site.url}/letters?filter=queue:orders", **phone))
     for each in letters[:2]:

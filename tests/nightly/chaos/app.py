@@ -16,7 +16,6 @@ from bartleby import Bartleby, Message
 from bartleby.calls import Call
 from bartleby.errors import LeaseLost
 from bartleby.link import Link
-from tests.kit import poison
 from tests.nightly.chaos.ledgers import Ledger
 
 FOLDER = Path(os.environ["CHAOS_FOLDER"])
@@ -53,8 +52,6 @@ def running(message: Message) -> Iterator[dict[str, Any]]:
     write("B", run, message.queue, plan["v"], *place)
     try:
         yield plan
-        if "strike" in plan:
-            poison.strike(plan["strike"])
         if message.attempt <= plan.get("fail", 0):
             raise RuntimeError("the payload asked for it")  # noqa: TRY301 - as handlers do
     except Exception:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -38,12 +38,6 @@ def finish(conn: Connection) -> None:
 def counts(conn: Connection, replay_id: int) -> dict[str, Any]:
     found = plans.replay_of(conn, replay_id)
     return {name: found[name] for name in COUNTED if found[name]}
-
-
-def letters(conn: Connection, ids: Sequence[int]) -> str:
-    """Return a hash of every column of these letters."""
-    query = "select md5(string_agg(d::text, '/' order by message_id)) from bartleby.dead_letter d"
-    return str(value(conn, query + " where message_id = any (%s)", list(ids)))
 
 
 def sound(conn: Connection) -> None:

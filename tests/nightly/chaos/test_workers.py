@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from bartleby import dev
-from tests.kit import poison
 from tests.kit.sql import Connect, Connection, send
 from tests.kit.worker import children_of
-from tests.nightly.chaos.actors import LEASE, SLOW, SWIFT
+from tests.nightly.chaos.actors import LEASE, SWIFT
 from tests.nightly.chaos.ledgers import Book, Ledger, Sent
 from tests.nightly.chaos.network import Network
 from tests.nightly.chaos.stage import REAP, Stage, between, staged, turning, under_load
@@ -94,28 +93,7 @@ def aborting(on: Stage) -> None:
     assert len(blamed) == killers, "siblings were charged"
 
 
-def poisoned(on: Stage) -> None:
-    healthy, venomous = set[str](), set[str]()
-    for queue in (SWIFT, SLOW):
-        # A breaker would open, and rightly: at the end all that is left fails, some as if a server were down.
-        on.create(queue, max_attempts=2, backoff="none", lease=5, breaker="off")
-        plans: list[dict[str, Any]] = []
-        for name in poison.EXCEPTIONS:
-            plans += [{"v": f"{queue}.{name}.{k}"} for k in range(4)]
-            healthy |= {plan["v"] for plan in plans[-4:]}
-            plans.append({"v": f"{queue}.{name}", "strike": name})
-            venomous.add(f"{queue}.{name}")
-        on.send(queue, plans)
-    pids = [on.start() for _ in range(2)]
-    on.drain()
-    on.end(*pids)
-    book = Book(on.folder)
-    assert [value for value in healthy if not book.done(value)] == []
-    assert {run.attempt for value in healthy for run in book.by_value[value]} == {1}
-    assert set(on.column("select payload ->> 'v' from bartleby.dead_letters")) == venomous
-
-
-@pytest.mark.parametrize("profile", [frozen, connections_cut, restarted, aborting, poisoned])
+@pytest.mark.parametrize("profile", [frozen, connections_cut, restarted, aborting])
 def test_promises_hold_under_each_worker_fault(on: Stage, profile: Callable[[Stage], None]) -> None:
     profile(on)
 
