@@ -68,10 +68,5 @@ def test_log_is_verified(bartleby: Run, client: Client, conn: Conn) -> None:
     done = bartleby(*verify)
     assert (done.code, done.out[:15]) == (1, "line 1: changed")
     assert re.fullmatch(r"the audit was tampered with in (1 place|2 places)\n", done.err)
-    found = bartleby(*verify, "--json")
+    found = bartleby(*anchored, "--json")
     assert (found.code, found.document[0]["id"]) == (1, 1)
-    conn.execute("update bartleby.audit set reason = 'a shop' where id = 1")
-    conn.execute("delete from bartleby.audit where id = 2")
-    conn.execute("update bartleby.audit_head set (id, hash) = (select id, hash from bartleby.audit where id = 1)")
-    assert bartleby(*verify).code == 0  # the head was changed as well, so only an anchor can show it
-    assert bartleby(*anchored).code == 1

@@ -15,6 +15,7 @@ from tests.cli.conftest import Conn, Run, Terminal
 from tests.kit.burying import fail_next, finish_next
 from tests.kit.clock import move_clock
 from tests.kit.commands import check_refusals, has_lines
+from tests.kit.worker import present
 
 ANA: dict[str, Any] = {"actor": "ana", "reason": "so it is"}
 Explains = Callable[..., dict[str, Any]]
@@ -111,8 +112,7 @@ def test_message_that_died_after_every_attempt_and_was_replayed(
 
 def test_explain_shows_crash_and_rejection(explains: Explains, client: Client, conn: Conn) -> None:
     rejected = client.send("orders", 1)
-    lease = client.claim("orders", "w")
-    assert lease is not None
+    lease = present(client.claim("orders", "w"))
     client.reject(lease.id, lease.messages[0].position, "unacceptable", "no customer")
     why = ("† attempt 1 was rejected: unacceptable: no customer$", "^→ dead, unacceptable — rejected as unacceptable$")
     explains(rejected, "is dead: unacceptable, its payload cannot be handled$", *why)
@@ -146,8 +146,7 @@ def test_queue_that_holds_a_message_back_is_named(explains: Explains, client: Cl
     explains(sent, forced, "^Next: .*bartleby queues breaker orders close --reason 'why it is safe'$")
     client.create_queue("bills", {"max_attempts": 3})
     second = client.send("bills", 1)
-    lease = client.claim("bills", "w")
-    assert lease is not None
+    lease = present(client.claim("bills", "w"))
     client.open_breaker("bills", "ConnectionError: refused", 100)
     conn.execute(
         "update bartleby.breaker set (probe_wait, next_probe_at) = ('1 hour', bartleby.clock() + interval '1 hour')"

@@ -17,14 +17,21 @@ from tests.kit.burying import bury
 from tests.kit.clock import move_clock
 from tests.kit.commands import check_refusals
 from tests.kit.screen import CTRL_C, END_OF_INPUT
+from tests.kit.worker import present
 
 WHY = ("--reason", "gone")
 
 
-def test_queues_are_listed_and_dropped(bartleby: Run, client: Client) -> None:
+def test_queues_are_paused_listed_and_dropped(bartleby: Run, client: Client) -> None:
     client.create_queue("bills")
     client.send("orders", 1)
-    client.pause_queue("bills")
+    began = datetime.now(UTC)
+    done = bartleby("queues", "pause", "bills", "--for", "1h30m", "--reason", "wrong mails")
+    assert (done.code, done.out, done.err[:30]) == (0, "", "queue bills is paused until 20")
+    until = present(client.queues()[0].paused_until)
+    assert began + timedelta(minutes=90) <= until <= datetime.now(UTC) + timedelta(minutes=90)
+    assert f"paused, ends {when(until)}" in bartleby("queues").out
+    assert bartleby("queues", "pause", "bills").err == "queue bills is paused until it is resumed\n"
     heading, first, second = bartleby("queues").out.splitlines()
     assert heading.split() == ["queue", "ready", "leased", "deferred", "dead", "oldest", "ready"]
     assert first.split() == ["bills", "0", "0", "0", "0", "paused"]
@@ -77,17 +84,6 @@ def test_refused_commands_say_why_and_change_nothing(bartleby: Run, client: Clie
     before = client.audit_log()
     check_refusals(bartleby, rows)
     assert client.audit_log() == before
-
-
-def test_pause_may_have_an_end(bartleby: Run, client: Client) -> None:
-    assert bartleby("queues", "pause", "orders").err == "queue orders is paused until it is resumed\n"
-    began = datetime.now(UTC)
-    done = bartleby("queues", "pause", "orders", "--for", "1h30m", "--reason", "wrong mails")
-    assert (done.code, done.out, done.err[:31]) == (0, "", "queue orders is paused until 20")
-    [queue] = client.queues()
-    assert queue.paused_until is not None
-    assert began + timedelta(minutes=90) <= queue.paused_until <= datetime.now(UTC) + timedelta(minutes=90)
-    assert f"paused, ends {when(queue.paused_until)}" in bartleby("queues").out
 
 
 def test_breaker_is_opened_closed_switched_off_and_shown(

@@ -32,13 +32,12 @@ def test_sink_is_added_changed_shown_tried_and_removed(client: Client, bartleby:
     done = bartleby("sinks", "add", "bus", "log", *words, "--attempts", "3", "--delay", "1.5", *WHY)
     assert (done.code, done.err) == (0, "sink bus is added; try it: bartleby sinks test bus\n")
     assert bartleby("sinks", "add", "bus", "log", "--include-payload", *WHY).err.startswith("sink bus is changed")
-    found = sink(client)
-    assert (found.kind, found.options, found.types) == ("log", {"path": str(file)}, ["group.*", "dead_letter.created"])
-    assert (found.queues, found.attempts, found.delay.total_seconds()) == (["orders"], 3, 1.5)
-    assert found.include_payload
+    found = bartleby("sinks", "show", "bus", "--json").document
+    given: dict[str, Any] = {"kind": "log", "options": {"path": str(file)}, "types": ["group.*", "dead_letter.created"]}
+    given |= {"queues": ["orders"], "attempts": 3, "delay": 1.5, "include_payload": True}
+    assert given.items() <= found.items()
     assert bartleby("sinks").out.splitlines()[1].split() == ["bus", "log", "working", "0", "0", "0", "0"]
     assert f"options           path={file}" in bartleby("sinks", "show", "bus").out
-    assert bartleby("sinks", "show", "bus", "--json").document["attempts"] == 3
     assert bartleby("sinks", "test", "bus").out == f"bus: published: {file}\n"
     [event] = events(file)
     assert (event["type"], event["subject"]) == ("io.bartleby.sink.test", "sink/bus")
@@ -125,8 +124,7 @@ def test_metrics_are_in_the_format_of_prometheus_and_a_list_fits(
         assert f'bartleby_events_published_total{{sink="{name}"}} {published}' in lines
         assert f'bartleby_emit_failures_total{{sink="{name}"}} {failed}' in lines
         assert f'bartleby_sink_degraded{{sink="{name}"}} {degraded}' in lines
-    shown = terminal("sinks", columns=100).lines
-    assert (max(map(len, shown)) <= 100, "degraded" in " ".join(shown)) == (True, True)
+    assert max(map(len, terminal("sinks", columns=100).lines)) <= 100
 
 
 def test_sync_makes_the_sinks_as_the_file_says(client: Client, bartleby: Run, tmp_path: Path, file: Path) -> None:

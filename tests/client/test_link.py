@@ -14,7 +14,7 @@ from bartleby.link import Link
 from tests.kit.links import LONG, PID, until_busy
 from tests.kit.proxy import Proxy, proxied
 from tests.kit.sql import value
-from tests.kit.worker import Conn, Told, state, until
+from tests.kit.worker import Conn, Told, present, state, until
 
 Links = Callable[..., Link]
 NONSENSE: Call[str] = Call("select nonsense", (), lambda rows: str(rows[0][0]))
@@ -95,8 +95,7 @@ async def test_abandoned_claim_leases_nothing(links: Links, conn: Conn, connect:
     holder.rollback()
     made.deadline = 30.0
     assert state(conn) == (1, 0, 0, 0)
-    lease = await made.run(calls.claim("orders", "me"))
-    assert lease is not None
+    lease = present(await made.run(calls.claim("orders", "me")))
     assert len(lease) == 1
 
 

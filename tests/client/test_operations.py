@@ -14,6 +14,8 @@ from bartleby.operations import Bulk, Operator
 from tests.kit.burying import bury, statuses
 from tests.kit.worker import handler_of, present
 
+ONE = Bulk(1, 1, 0, ())
+
 
 @pytest.fixture
 def client(app: Bartleby) -> Client:
@@ -94,16 +96,13 @@ def test_bulk_action_is_done_in_chunks_and_reports_refusals(
     assert (again.changed, again.refusals, again.stopped) == (4, 3, False)
     assert reported == [(3, 7), (6, 7), (7, 7)]
     assert operator.restore(ids, reason="not spam") == Bulk(7, 7, 0, ())
-    operator.hold(ids[1:2], reason="evidence")
     some = operator.discard([*ids[:4], 999, ids[3]], reason="spam")
-    assert (some.asked, some.changed, some.refusals, some.stopped) == (5, 3, 2, False)
-    refused = {int(each.message_id): each.told for each in some.refused}
-    assert (set(refused), "evidence" in refused[ids[1]]) == ({ids[1], 999}, True)
-    assert operator.hold(ids[1:2], reason="over", on=False).changed == 1
+    assert (some.asked, some.changed, [each.message_id for each in some.refused]) == (5, 4, [999])
+    assert (operator.hold(ids[:1], reason="evidence"), operator.hold(ids[:1], reason="over", on=False)) == (ONE, ONE)
     monkeypatch.setattr(operations, "_KEPT", 4)
     many = operator.discard(range(1001, 1008), reason="spam")
     assert (many.refusals, len(many.refused)) == (7, 4)
-    operator.discard(ids[1:2], reason="last")
+    operator.discard(ids[4:5], reason="last")
     [line] = client.audit_log(limit=1)
     assert (line.actor, line.reason, line.request_id) == ("ana", "last", "r-1")
 

@@ -2,11 +2,13 @@
 
 from typing import Any, LiteralString
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bartleby.errors import InvalidPolicy
 from bartleby.policy import RetryPolicy
-from tests.kit.sql import Connection, column, create
+from tests.kit.sql import Connection, column, create, refused
 from tests.property.conftest import examples_share_a_database
 
 # Intervals have microseconds, and a policy of more digits would be rounded by one of the two only.
@@ -54,3 +56,29 @@ def test_delays_are_equal_and_jitter_stays_below_the_curve(
         assert close(most, without), (policy, number)
         assert mine == (most * draw if jitter == "full" else most)
         assert 0 <= theirs <= most + 2e-6 + 1e-9 * most if jitter == "full" else close(most, theirs)
+
+
+# good values and bad ones
+VALUES: dict[str, tuple[list[Any], list[Any]]] = {
+    "max_attempts": ([1, 32_000], [0, 32_001, 1.5, True]),
+    "base": ([0, 86400 * 36000], [-1, True, 4e9]),
+    "cap": ([0], [-0.5]),
+    "factor": ([1, 1000], [0.9, 1000.5, "2"]),
+    "jitter": ([None, "none"], ["half"]),
+    "schedule": ([[0]], [[], [-1], 5]),
+    "backoff": (["fixed"], ["schedule", "linear"]),
+    "give_up_after": ([None, 0], [-1]),
+    "tries": ([], [1]),
+}
+
+
+def test_python_and_sql_refuse_the_same_policies(conn: Connection) -> None:
+    for key, (good, bad) in VALUES.items():
+        for fine in good:
+            RetryPolicy.of({key: fine})
+            delays_of_the_queue(conn, {key: fine}, [1])
+        for unfit in bad:
+            with pytest.raises(InvalidPolicy):
+                RetryPolicy.of({key: unfit})
+            with refused("ZB003", row=(key, unfit)):
+                delays_of_the_queue(conn, {key: unfit}, [1])

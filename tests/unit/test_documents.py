@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bartleby.documents import HIDDEN, Difference, Number, Redaction, differences, parsed, written
 from bartleby.evidence import AuditLine
 from bartleby.surfaces import shapes
+from bartleby.surfaces.desk.hiding import filter_text, secret_in_filter, secret_in_patch
 
 NUMBERS = ["0", "-0", "1e400", "1E-400", "0.1000000000000000000000000001", "9" * 5000, "-1.50"]
 TREES = st.recursive(
@@ -65,6 +66,25 @@ def test_secrets_are_hidden_and_their_paths_listed() -> None:
         unreadable = Redaction().document(raw)
         assert json.loads(unreadable.text).startswith(HIDDEN)
         assert unreadable.hidden == ("",)
+
+
+def test_filter_or_patch_that_would_show_a_secret_is_recognised() -> None:
+    redaction = Redaction(["home address"])
+    for filter, name in (
+        ("PAYLOAD.a.password:>1", "password"), ('payload."pass\\word":x', "password"),
+        ('payload."home.address":x', "home.address"), ('headers."home\\"address":x', 'home"address'),
+        ("payload.name:x type:password", None),
+    ):  # fmt: skip
+        assert secret_in_filter(redaction, filter) == name, filter
+        assert filter_text(redaction, filter) == (HIDDEN if name else filter), filter
+    for operation, name in (
+        ({"op": "copy", "from": "/password", "path": "/x"}, "password"),
+        ({"op": "move", "from": "/a/home~1address", "path": "/x"}, "home/address"),
+        ({"op": "test", "path": "/password", "value": "x"}, "password"),
+        ({"op": "test", "path": "/a", "value": {"password": "x"}}, "/a"),
+        ({"op": "replace", "path": "/password", "value": "x"}, None),
+    ):
+        assert secret_in_patch(redaction, json.dumps([operation])) == name, operation
 
 
 def test_differences_name_each_path_with_both_values() -> None:

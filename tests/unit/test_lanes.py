@@ -15,7 +15,7 @@ from bartleby.lanes import CANCELLED, Lane, Pace
 from bartleby.threads import ThreadLane
 from tests.kit.lanes import MakeLane, lease, messages
 from tests.kit.sinks.servers import eventually
-from tests.kit.worker import BOTH, Gate
+from tests.kit.worker import BOTH, Gate, present
 
 
 async def loop_turns() -> None:
@@ -116,8 +116,7 @@ async def test_every_end_of_a_handler_frees_its_slot(lane_of: MakeLane, limit: f
     errors = {2: asyncio.CancelledError, 3: SystemExit, 4: GeneratorExit}
 
     async def wild(message: Message) -> object:
-        task = asyncio.current_task()
-        assert task is not None
+        task = present(asyncio.current_task())
         match message.id % 8:
             case 0:
                 task.cancel()

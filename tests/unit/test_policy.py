@@ -34,18 +34,15 @@ from bartleby.policy import RetryPolicy, Ruling, classify
 from tests.kit import poison
 
 UNUSABLE: list[tuple[Any, str]] = [
-    ({"max_attempts": 0}, '"max_attempts": 0'), ({"max_attempts": 32_001}, "max_attempts"),
-    ({"max_attempts": True}, "max_attempts"), ({"max_attempts": 2.5}, "max_attempts"),
-    ({"base": math.nan}, "base"), ({"base": "5 min"}, "base"), ({"base": timedelta(seconds=-1)}, "base"),
-    ({"base": True}, "base"), ({"cap": 1e12}, "cap"), ({"factor": 0.5}, "factor"), ({"factor": math.nan}, "factor"),
-    ({"factor": "2"}, "factor"), ({"jitter": "half"}, "jitter"), ({"schedule": []}, "schedule"),
-    ({"schedule": "1,2"}, "schedule"), ({"schedule": [1, None]}, "schedule"), ({"schedule": [1] * 1001}, "schedule"),
-    ({"give_up_after": -5}, "give_up"), ({"backoff": "schedule"}, '"schedule"'), ({"tries": 3}, "'tries'"),
-    ({"backoff": "linear"}, "'linear'"), ({5: 5}, "5"), ("fixed", "mapping"), ({"base": "x" * 500}, "x…"),
+    ({"max_attempts": 0}, '"max_attempts": 0'), ({"base": math.nan}, "base"), ({"base": "5 min"}, "base"),
+    ({"base": timedelta(seconds=-1)}, "base"), ({"factor": math.nan}, "factor"), ({"schedule": "1,2"}, "schedule"),
+    ({"schedule": [1, None]}, "schedule"), ({"schedule": [1] * 1001}, "schedule"), ({"tries": 3}, "'tries'"),
+    ({"backoff": "schedule"}, '"schedule"'), ({5: 5}, "5"), ("fixed", "mapping"), ({"base": "x" * 500}, "x…"),
 ]  # fmt: skip
 
 
 def test_unusable_policy_is_refused_by_name() -> None:
+    """tests/property/test_policy_curves.py has the values that Python and SQL refuse alike, and all curves."""
     for given_policy, named_value in UNUSABLE:
         with pytest.raises(InvalidPolicy) as found:
             RetryPolicy.of(given_policy)
@@ -59,19 +56,9 @@ def test_delay_follows_the_curve_and_the_rest_is_left_to_the_queue() -> None:
     policy = RetryPolicy.of({"max_attempts": 3, "backoff": "fixed", "base": timedelta(minutes=1), "give_up_after": 90})
     assert (policy.max_attempts, policy.backoff, policy.base, policy.give_up_after) == (3, "fixed", 60.0, 90.0)
     assert RetryPolicy.of(policy) is policy
-    rows: list[tuple[RetryPolicy, float, dict[int, float]]] = [
-        (RetryPolicy(schedule=[1, timedelta(minutes=1), 3600]), 0.5, {1: 1, 2: 60, 3: 3600, 4: 3600, 900: 3600}),
-        (RetryPolicy(backoff="exponential"), 1.0, {1: 1, 2: 2, 3: 4, 9: 256, 10: 300, 20_000: 300}),
-        (RetryPolicy(backoff="fixed", base=60), 0.5, {7: 60}),
-        (RetryPolicy(backoff="quadratic"), 0.5, {4: 16}),
-        (RetryPolicy(backoff="quadratic", jitter="full"), 0.5, {4: 8}),
-        (RetryPolicy(backoff="none"), 0.5, {4: 0}),
-        (RetryPolicy(backoff="exponential", jitter="none"), 0.5, {4: 8}),
-        (RetryPolicy(base=5e-324, cap=2), 0.5, {1025: 0}),
-    ]
-    for policy, draw, delays in rows:
-        for attempt, delay in delays.items():
-            assert policy.delay(attempt, lambda draw=draw: draw) == delay, (policy, attempt)  # type: ignore[misc]
+    schedule = RetryPolicy(schedule=[1, timedelta(minutes=1), 3600])
+    assert [schedule.delay(attempt) for attempt in (1, 2, 3, 900)] == [1, 60, 3600, 3600]
+    assert RetryPolicy(base=5e-324, cap=2).delay(1025, lambda: 0.5) == 0
     assert RetryPolicy(base=1e-6, cap=86400 * 36000, factor=1.0001, jitter="none").delay(32_000) is not None
 
 

@@ -4,14 +4,12 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Coroutine
-from datetime import timedelta
 from typing import Any, get_args, get_origin
 
 import bartleby
 from bartleby import AsyncClient, Client, calls, plans, triage
 from bartleby.calls import Call
 from bartleby.client import AsyncRunner, Runner
-from bartleby.message import MessageId
 from bartleby.verbs import Verb, Verbs
 
 NAMES = {
@@ -66,19 +64,6 @@ def test_client_method_has_the_name_signature_and_docstring_of_its_call() -> Non
         }
         wrong += [(kind.__name__, name, rule) for rule, kept in holds.items() if not kept]
     assert wrong == []
-
-
-def test_send_takes_queue_and_payload_and_the_rest_by_keyword() -> None:
-    signature = inspect.signature(Client(DSN).send)
-    assert list(signature.parameters) == [
-        "queue", "payload", "headers", "key", "delay", "max_attempts", "generation", "unique_for",
-    ]  # fmt: skip
-    required = [name for name, parameter in signature.parameters.items() if parameter.default is parameter.empty]
-    assert required == ["queue", "payload"]
-    assert signature.return_annotation is MessageId
-    assert {parameter.kind.name for parameter in list(signature.parameters.values())[2:]} == {"KEYWORD_ONLY"}
-    call = Client.send("orders", {"id": 42}, delay=timedelta(minutes=1))
-    assert (call.parameters[:2], 60.0 in call.parameters) == (("orders", '{"id":42}'), True)
 
 
 def test_operator_actions_take_actor_reason_and_request_id_by_keyword() -> None:

@@ -1,7 +1,7 @@
 """Typed payloads: matching values become the type, others are refused with their path; nothing is guessed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from enum import Enum, IntEnum
@@ -182,6 +182,25 @@ def test_payload_that_does_not_match_is_refused_with_its_path() -> None:
     assert message.startswith("payload.id: Input should be a valid integer")
     assert "; names[0]: Input should be a valid string; names[1]: " in message
     assert message.endswith("; and 1 more")
+
+
+Secret = pydantic.create_model("Secret", number=(int, ...), password=(int, ...))
+Strict = pydantic.create_model("Strict", __config__={"extra": "forbid"}, number=(int, ...))
+Account = make_dataclass("Account", [("password", Literal["a", "b"] | datetime)])
+
+
+def test_value_that_does_not_fit_is_not_shown_under_a_secret_name() -> None:
+    secret = "hunter2secret"
+    rows: list[tuple[Any, object]] = [
+        (Secret, {"number": 1, "password": secret}), (Secret, {"number": "x", "password": secret}), (Secret, secret),
+        (Strict, {"number": 1, "password": secret}), (list[Account], [{"password": secret}]),  # type: ignore[valid-type]
+        (make_dataclass("Many", [("passwords", list[int])]), {"passwords": [1, secret]}),
+        (dict[str, int], {"password": secret}), (list[Secret], [{"number": 1, "password": secret}]),  # type: ignore[valid-type]
+    ]  # fmt: skip
+    for annotation, payload in rows:
+        with pytest.raises(InvalidPayload, match="payload") as found:
+            converter(annotation)(payload)
+        assert secret not in f"{found.value} {found.value.__cause__}", annotation
 
 
 def test_error_of_a_class_is_kept_as_cause_or_passed_on_if_it_is_not_about_the_payload() -> None:

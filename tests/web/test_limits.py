@@ -7,7 +7,6 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import httpx
-import psycopg
 import pytest
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -128,28 +127,6 @@ async def over_asgi(app: FastAPI, token: str) -> AsyncIterator[httpx.AsyncClient
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
         yield client
-
-
-def test_slow_searches_of_one_caller_leave_connections_to_others(
-    dsn: str, guarded: FastAPI, conn: psycopg.Connection[Any]
-) -> None:
-    operator, admin = add_token(dsn, "operator"), add_token(dsn, "admin")
-    reveal = "/api/v1/dead-letters/1/reveal"
-    waiting = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-
-    async def main() -> set[int]:
-        async with over_asgi(guarded, operator) as many, over_asgi(guarded, admin) as one:
-            with psycopg.connect(dsn) as locking:
-                locking.execute("lock table bartleby.dead_letter")
-                searches = [asyncio.create_task(many.get("/api/v1/dead-letters")) for _ in range(45)]
-                searches += [asyncio.create_task(many.post(reveal, json={"reason": "x"})) for _ in range(10)]
-                while conn.execute(waiting).rowcount < 8:  # noqa: ASYNC110 - no event reports it
-                    await asyncio.sleep(0.01)
-                assert [(await one.get("/api/v1/workers")).status_code for _ in range(3)] == [200] * 3
-                assert conn.execute(waiting).rowcount <= 8, "of ten connections that read"
-            return {(await each).status_code for each in searches}
-
-    assert asyncio.run(main()) <= {200, 404, 504}
 
 
 def test_caller_that_reads_slowly_holds_no_turn_between_parts(dsn: str, open_console: OpenConsole) -> None:
