@@ -147,8 +147,9 @@ def test_until_idle_sees_what_is_sent_while_it_looks_at_a_queue(app: Bartleby, m
 
 
 def test_until_idle_neither_waits_for_what_it_cannot_run_nor_logs_it_at_every_look(
-    app: Bartleby, conn: Conn, told: Told
+    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fetching, "_TOO_NEW_UNTIL_IDLE", 50.0)  # as if a slow machine had used up the rest
     tries: list[int] = []
 
     def fail_twice(message: Message) -> None:
@@ -163,7 +164,7 @@ def test_until_idle_neither_waits_for_what_it_cannot_run_nor_logs_it_at_every_lo
             app.send(queue, 1, delay=delay, generation=7 if queue == "newer" else None)
     app.client.pause_queue("paused")
     app.client.force_breaker("forced", actor="me", reason="test")
-    until(lambda: (app.client.claim("leased", "another", limit=10), state(conn, "leased")[1])[1] == 2)
+    until(lambda: (app.client.claim("leased", "another", limit=10, lease=3600), state(conn, "leased")[1])[1] == 2)
     app.handler("orders", retry={"base": 0.3, "backoff": "fixed"})(handler_of(fail_twice, awaited=True))
     app.send("orders", 1)
     counts = drain(app)
