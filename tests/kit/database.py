@@ -12,12 +12,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import LiteralString
 
 import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
@@ -33,6 +35,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes is no property of what is tested, and four test processes share the machine.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+# Hypothesis also draws constants of the modules that are loaded. Then the examples would depend on the order of tests.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = partial(getattr, providers, "_local_constants")
 
 RESET = Path(__file__).with_name("reset.sql")
 SETTINGS = {

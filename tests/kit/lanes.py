@@ -41,7 +41,7 @@ class Collected:
     def ids(self) -> list[int]:
         return [message_id for message_id, _ in self.settled]
 
-    async def wait(self, count: int) -> None:
+    async def reach(self, count: int) -> None:
         await eventually(lambda: len(self.settled) >= count)
 
 

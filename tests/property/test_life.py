@@ -127,10 +127,7 @@ def live(lab: Lab, machine: type[Operated], examples: int, *, first: int = 0) ->
 
 
 def lives_until(lab: Lab, machine: type[Operated], complete: Callable[[], bool]) -> None:
-    """Run lives until everything has happened that has to.
-
-    Hypothesis draws constants of the modules that are loaded, so the lives depend on the tests that ran before.
-    """
+    """Run lives until everything has happened that has to; another version of Hypothesis may need more of them."""
     for first in range(20):
         live(lab, machine, LIVES, first=first)
         if complete():

@@ -42,11 +42,11 @@ async def test_paused_lane_starts_nothing_and_returns_what_waits(lane_of: MakeLa
     assert [message.id for _, message in lane.unstarted()] == list(range(3, 11))
     lane.put(held, messages(3, 100))
     gate.open()
-    await collected.wait(2)
+    await collected.reach(2)
     await (eventually(lambda: lane._idle == 2) if isinstance(lane, ThreadLane) else loop_turns())
     assert (len(collected.settled), lane.running) == (2, 0)
     lane.resume()
-    await collected.wait(5)
+    await collected.reach(5)
     assert sorted(collected.ids) == [1, 2, 100, 101, 102]
     if isinstance(lane, ThreadLane):
         lane.close()
@@ -69,7 +69,7 @@ async def test_lapsed_lease_waits_for_the_heartbeat_and_a_lost_one_is_skipped(
     await (eventually(lambda: lane._started >= 3) if isinstance(lane, ThreadLane) else loop_turns())
     assert not collected.settled
     lapsed.deadline = time.monotonic() + 3600
-    await collected.wait(2)
+    await collected.reach(2)
     assert collected.ids == [1, 2]
 
 
@@ -85,14 +85,14 @@ async def test_cancelling_a_lease_stops_only_its_handlers_and_makes_room(
     await all_run(lane, 4)
     assert (lane.room(), lane.wanted.is_set()) == (0, False)
     lane.cancel(one)
-    await collected.wait(2)
+    await collected.reach(2)
     assert sorted(collected.ids) == [1, 2]
     assert [settlement for _, settlement in collected.settled] == [CANCELLED] * 2
     await eventually(lambda: lane.running == 2)
     await asyncio.wait_for(lane.wanted.wait(), 60)
     assert lane.room() > 0
     gate.open()
-    await collected.wait(4)
+    await collected.reach(4)
     assert dict(collected.settled)[3] is None
     await eventually(lambda: lane.running == 0)
 
@@ -136,7 +136,7 @@ async def test_every_end_of_a_handler_frees_its_slot(lane_of: MakeLane, limit: f
 
     lane, collected = lane_of(wild, concurrency=4, timeout=limit)
     lane.put(lease(80), messages(80))
-    await collected.wait(80)
+    await collected.reach(80)
     assert lane.running == 0
     assert sorted(collected.ids) == list(range(1, 81))
     assert {type(settlement) for _, settlement in collected.settled} <= {type(None), Failed}
@@ -166,7 +166,7 @@ async def test_messages_that_would_wait_for_long_are_returned(lane_of: MakeLane)
 
     lane, collected = lane_of(sometimes_slow, concurrency=2)
     lane.put(lease(100), messages(100))
-    await collected.wait(100)
+    await collected.reach(100)
     assert not lane.too_much(2.0)
     lane.put(lease(300), messages(300, 101))
     await all_run(lane, 2)
@@ -202,7 +202,7 @@ async def test_threads_do_not_leak_slots_and_are_as_many_as_configured(lane_of: 
         for round_ in range(10):
             lane.put(lease(500), messages(500, 1 + 500 * round_))
             await asyncio.sleep(0)
-        await collected.wait(5000)
+        await collected.reach(5000)
     finally:
         sys.setswitchinterval(before)
     assert lane.running == 0
@@ -210,36 +210,34 @@ async def test_threads_do_not_leak_slots_and_are_as_many_as_configured(lane_of: 
     barrier = threading.Barrier(4)
     lane, collected = lane_of(lambda _: barrier.wait(60))
     lane.put(lease(8), messages(8))
-    await collected.wait(8)
+    await collected.reach(8)
     assert (lane._threads, {settlement for _, settlement in collected.settled}) == (4, {None})
 
 
 async def test_interrupted_thread_goes_on_and_one_that_cannot_be_interrupted_keeps_its_slot_and_settles_once(
     lane_of: MakeLane,
 ) -> None:
-    stuck, inside = threading.Lock(), threading.Event()
-    stuck.acquire()
+    inside, over = threading.Event(), threading.Event()
 
     def handle(message: Message) -> None:
         while message.id == 1:
             time.sleep(0.001)
         if message.id == 2:
-            with contextlib.suppress(BaseException):  # the interruption arrives late, and is swallowed
-                inside.set()
-                stuck.acquire()
-                while True:
-                    time.sleep(0.001)
+            while not over.is_set():
+                with contextlib.suppress(BaseException):  # the interruption is swallowed, whenever it arrives
+                    inside.set()
+                    over.wait()
 
     lane, collected = lane_of(handle, concurrency=2)
     lane.put(lease(10), messages(10))
     await eventually(lambda: len(lane._runs) == 2 and inside.is_set())
     lane._time_out(-1.0)  # every running message is late
-    await collected.wait(10)
+    await collected.reach(10)
     await eventually(lambda: lane.running == 1)
     failed = {message_id for message_id, settlement in collected.settled if isinstance(settlement, Failed)}
     assert failed == {1, 2}
     assert lane.room() > 0
-    stuck.release()
+    over.set()
     await eventually(lambda: lane.running == 0)
     assert len(collected.settled) == 10
 
@@ -258,7 +256,7 @@ async def test_every_thread_takes_its_turn_from_one_pace(lane_of: MakeLane) -> N
     assert isinstance(lane._pace, Pace)
     lane._pace = pace = EverySecondTurn()
     lane.put(lease(26), messages(26))
-    await collected.wait(26)
+    await collected.reach(26)
     assert pace.granted == 26
 
 
