@@ -79,7 +79,7 @@ REFUSALS: list[Refusal] = [
 ]
 
 
-def test_bad_input_is_an_error_of_ours_and_changes_nothing(app: Bartleby) -> None:
+def test_bad_input_raises_a_bartleby_error_and_changes_nothing(app: Bartleby) -> None:
     client = app.client
     client.configure_queue("orders", {"payload_limit": 5000})
     [before], anchor = client.queues(), client.audit_anchor()

@@ -39,9 +39,7 @@ def proxy(server: dev.Server) -> Iterator[Proxy]:
         yield made
 
 
-async def test_neither_a_statement_nor_a_connection_outlasts_the_deadline(
-    links: Links, proxy: Proxy, dsn: str, told: Told
-) -> None:
+async def test_statement_and_connection_end_at_the_deadline(links: Links, proxy: Proxy, dsn: str, told: Told) -> None:
     made = links()
     before = await made.run(PID)
     with pytest.raises(psycopg.errors.UndefinedColumn):

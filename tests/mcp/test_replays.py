@@ -115,7 +115,7 @@ def test_plan_that_a_person_did_not_approve_as_it_is_does_not_run(agent: Agent, 
         check_untouched(client, plan)
 
 
-def test_plan_of_another_principal_is_neither_run_nor_cancelled(agent: Agent, client: Client) -> None:
+def test_plan_of_another_principal_is_not_run_or_cancelled(agent: Agent, client: Client) -> None:
     bury(client, range(3))
     made = client.plan_replay("queue:orders", actor="ben", reason="mine")
     plan = agent.call("replay_status", replay_id=made).document

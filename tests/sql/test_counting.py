@@ -21,7 +21,7 @@ def deltas(conn: Connection) -> list[int]:
 
 
 class TestCounts:
-    def test_batch_writes_one_row_and_what_changes_no_count_none(self, conn: Connection) -> None:
+    def test_batch_writes_one_row_and_unchanged_counts_write_no_row(self, conn: Connection) -> None:
         ids = die(conn, 100, fingerprint="f")
         assert len(deltas(conn)) == 1
         tally(conn)

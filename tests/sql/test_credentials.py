@@ -72,7 +72,7 @@ class TestTokens:
         add(conn, "lasting", expires="infinity")
         assert column(conn, "select expires_at from bartleby.tokens") == [None]
 
-    def test_hash_is_neither_listed_nor_audited(self, conn: Connection) -> None:
+    def test_hash_is_not_listed_or_audited(self, conn: Connection) -> None:
         token = add(conn, queues=["q"], expires=in_(conn, DAY))
         line = last_line(conn)
         expires = line["after"].pop("expires_at")

@@ -93,7 +93,7 @@ def test_principals_of_the_same_queues_share_one_query(client: Client) -> None:
     assert all('"letters.dead":0' in each and "orders" not in each for each in heard[30:])
 
 
-def test_pulse_from_before_anyone_listened_is_not_sent(client: Client) -> None:
+def test_pulse_from_before_the_first_listener_is_not_sent(client: Client) -> None:
     heart = live.Heart(client, live.Pulse(datetime(2026, 1, 1, tzinfo=UTC), (), (), (), ()))
     assert '"queue.orders.dead":0' in asyncio.run(first(heart))
 

@@ -122,7 +122,7 @@ def test_solo_message_is_not_charged_while_it_waits_for_its_turn(  # noqa: PLR09
     assert (found.solo, found.attempts, found.crashes) == (True, 0, 0)
 
 
-def test_solo_message_does_not_run_beside_an_endless_handler_nor_stop_other_queues(
+def test_endless_handler_holds_up_a_solo_message_but_no_other_queue(
     app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holding, "_PATIENT", 0.1)

@@ -19,7 +19,7 @@ from tests.kit.worker import BOTH, Conn, Gate, Told, drain, handler_of, lapse, n
 # Queues
 
 
-def test_slow_messages_delay_neither_other_queues_nor_the_acks_of_others(app: Bartleby, conn: Conn) -> None:
+def test_slow_messages_do_not_delay_other_queues_or_acks(app: Bartleby, conn: Conn) -> None:
     gate = Gate(lambda message: message.payload == 0)
     app.handler("threads", concurrency=5)(gate.handler(awaited=False))
     app.handler("coroutines", concurrency=5)(gate.handler(awaited=True))
@@ -146,7 +146,7 @@ def test_until_idle_sees_what_is_sent_while_it_looks_at_a_queue(app: Bartleby, m
     assert kit.Running(worker).join() == {"done": 2}
 
 
-def test_until_idle_neither_waits_for_what_it_cannot_run_nor_logs_it_at_every_look(
+def test_until_idle_does_not_wait_for_messages_it_cannot_run_and_rarely_logs_them(
     app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "_TOO_NEW_UNTIL_IDLE", 50.0)  # as if a slow machine had used up the rest
@@ -279,7 +279,7 @@ def test_late_result_is_refused_and_counted(app: Bartleby, conn: Conn, told: Tol
     assert value(conn, "select count(*) from bartleby.messages") == 1
 
 
-def test_lease_of_the_handler_goes_before_that_of_the_queue(app: Bartleby, conn: Conn) -> None:
+def test_lease_of_the_handler_takes_precedence_over_that_of_the_queue(app: Bartleby, conn: Conn) -> None:
     gate = Gate()
     app.handler("orders")(gate.handler(awaited=False))
     app.handler("parcels", lease=400)(gate.handler(awaited=True))

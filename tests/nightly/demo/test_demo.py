@@ -76,7 +76,7 @@ def end(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM)
 
 
 @pytest.mark.timeout(400)
-def test_whole_show_in_lines(scratch: Path) -> None:
+def test_demo_plays_every_act_in_order_and_counts_every_message(scratch: Path) -> None:
     def performed(seconds: int) -> tuple[str, list[int]]:
         with a_folder(scratch) as folder:
             out, err = start(folder, "--seconds", str(seconds)).communicate(timeout=150)
