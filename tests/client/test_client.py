@@ -27,7 +27,7 @@ def broken(position: int, **more: Any) -> Failure:
     return Failure(position, "KeyError", "'customer'", **more)
 
 
-# Bad input: an error of ours that says what is wrong, and nothing is sent or changed. tests/sql has the rules of SQL.
+# Bad input: a Bartleby error names the problem, and nothing is sent or changed. tests/sql has the rules of SQL.
 
 
 def send(error: type[BartlebyError], text: str, payload: Any = 1, **options: Any) -> Refusal:

@@ -48,7 +48,7 @@ def test_search_finds_only_letters_of_own_queues(client: Client) -> None:
     reader = desk(client, "reader", "orders")
     assert {each.message_id for each in reader.letters.page()} == set(ours)
     assert reader.letters.count().letters == 2
-    # a queue of others cannot be told from one that does not exist
+    # a queue of others looks like one that does not exist
     filters = {
         "queue:vault": 7, "queue:vaults": 7, "-queue:vault": 8, "QUEUE:orders,vault": 14,
         'type:"a b" queue:"vault"': 18, 'queue:"va\\ult"': 7,

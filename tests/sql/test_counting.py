@@ -42,7 +42,7 @@ class TestCounts:
 
     @pytest.mark.own_database
     def test_recount_repairs_what_triggers_missed(self, conn: Connection, clock: Clock, connect: Connect) -> None:
-        """It waits for no operator who has locked a group."""
+        """It does not wait for a session that has locked a group."""
         clock.half_past()
         ids = die(conn, 5, fingerprint="f")
         hours = value(conn, "select deaths_by_hour from bartleby.groups")

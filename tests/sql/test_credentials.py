@@ -340,7 +340,7 @@ class TestAnswers:
         with refused("ZB020"):
             asking.result()
         second.rollback()
-        # whoever took it committed, and was killed before it had an answer: it may be done again
+        # the first session committed and was killed before it had an answer: the request may be done again
         assert take(first, key="other") == []
         with waiting(conn, second, lambda conn: take(conn, key="other"), for_whom=first) as asking:
             keep(first, key="other")

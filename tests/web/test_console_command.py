@@ -1,4 +1,4 @@
-"""`bartleby console`: where it listens, whom it lets in, and its settings."""
+"""`bartleby console`: its address, the callers that it accepts, and its settings."""
 
 import contextlib
 import os
