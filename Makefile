@@ -13,7 +13,7 @@ WANTED := chromium-headless-shell pgbouncer rabbitmq-server postgresql
 PYTEST_ARGS ?=
 NIGHTLY ?=
 
-# Tests start hundreds of processes: each would compile the package anew where somebody switched the cache off.
+# Tests start hundreds of processes: without the bytecode cache each would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test quick check bench matrix nightly clean system plpgsql-check
@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(VENV)/demo
 	$(BIN)/bartleby demo
 
-# One processor runs the checks while pytest on the other rewrites the assertions, which each of its processes would do otherwise.
+# While one processor runs the checks, the other rewrites the assertions once for all processes of pytest.
 test: $(VENV)/installed
 	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 &
 	@$(MAKE) --no-print-directory check
@@ -52,7 +52,7 @@ nightly: $(VENV)/installed
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 
-# What the package needs to run, and no more: the demo is the first minute. Python compiles what is used, once it is.
+# Only what the package needs to run, so that the demo starts within a minute. Python compiles modules on first use.
 $(VENV)/demo: pyproject.toml
 	@$(MAKE) --no-print-directory system WANTED=
 	$(PYTHON) -m venv $(VENV)
@@ -65,7 +65,7 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[contributor]'
 	@touch $@
 
-# What pip cannot bring. Only root on a Debian is helped, and told so; everybody else is told what is missing.
+# What pip cannot install: as root on Debian it is installed and listed, elsewhere what is missing is listed.
 # RabbitMQ and PostgreSQL come with services; the tests start servers of their own, so these are switched off.
 system:
 	@missing=; \

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect
 from bartleby import Client, dev, schema
 from tests.kit.browser import Site, away, is_live, launched, running
 from tests.kit.clock import Clock, move_clock
-from tests.kit.shop import TIMEOUT, die_in_shop, furnish, work
+from tests.kit.shop import TIMEOUT, die_in_shop, fill_shop, work
 from tests.nightly.browser.test_reading import PAGES
 
 KEPT = Path(__file__).parents[1] / "docs" / "images" / "console"
@@ -120,7 +120,7 @@ def main(folder: Path) -> None:
         running(dsn, environment="production", authenticate=True) as guarded,
         launched() as browser,
     ):
-        site.ids = furnish(site.client)
+        site.ids = fill_shop(site.client)
         take(browser, site, guarded, admin, folder)
         shrink([folder / f"{name}-{way}.png" for name in TOUR for way in WAYS])
 

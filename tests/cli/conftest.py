@@ -85,13 +85,13 @@ class Keyboard(io.StringIO):
         self._read_upto = len(shown)
         assert self.left, f"no answer for {self._asked[-1]!r}"
         answer = self.left.pop(0)
-        said = answer if isinstance(answer, str) else answer()
-        if said == CTRL_C:
+        typed = answer if isinstance(answer, str) else answer()
+        if typed == CTRL_C:
             raise KeyboardInterrupt
-        if said == END_OF_INPUT:
+        if typed == END_OF_INPUT:
             return ""
-        click.echo(said)  # as a terminal does
-        return f"{said}\n"
+        click.echo(typed)  # as a terminal does
+        return f"{typed}\n"
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_fields_of_a_filter_are_those_of_the_database(conn: Conn) -> None:
     assert set(TEXTS) == texts - {"queue", "fingerprint"}  # which have no blanks
 
 
-def test_words_are_a_filter_that_is_refused_or_finds_nothing_with_a_reason(bartleby: Run, client: Client) -> None:
+def test_dead_explains_a_bad_filter_and_an_empty_result(bartleby: Run, client: Client) -> None:
     [sent] = bury(client, [{"customer": {"name": "Ada Lovelace"}}])
     words = ["-type:OSError", "payload.customer.name:Ada Lovelace"]
     assert [each["message_id"] for each in bartleby("dead", *words, "--json").document] == [sent]

@@ -51,8 +51,8 @@ def test_outage_that_takes_too_long_does_not_prevent_the_crash() -> None:
     )
     script = Script(stage, 100)
     open_queue = [queue("emails", breaker="open")]
-    said = [sentence for second in range(81) for sentence in script.play(second, open_queue, [])]
-    assert any("Somebody uploads" in sentence for sentence in said)
+    sentences = [sentence for second in range(81) for sentence in script.play(second, open_queue, [])]
+    assert any("Somebody uploads" in sentence for sentence in sentences)
 
 
 def test_picture_fits_and_cannot_steer_the_terminal() -> None:

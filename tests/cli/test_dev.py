@@ -51,8 +51,8 @@ def test_server_runs_until_a_signal_or_stop(bartleby: Run, folder: Path) -> None
         assert client.drift() == []
     assert finish(start(folder, *dev_here)) == (0, line, "it is running already\n")
     process.send_signal(signal.SIGINT)
-    told = f"PostgreSQL lives in {folder / 'pg'}; Ctrl-C stops it, its data stays\nstopped\n"
-    assert finish(process) == (0, "", told)
+    expected = f"PostgreSQL lives in {folder / 'pg'}; Ctrl-C stops it, its data stays\nstopped\n"
+    assert finish(process) == (0, "", expected)
     assert dev.running(folder / "pg") is None
     process = start(folder, *dev_here)
     assert process.stdout is not None

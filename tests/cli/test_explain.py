@@ -51,7 +51,7 @@ def start(client: Client, replay_id: int) -> None:
     client.advance_replays()
 
 
-def test_message_that_is_ready_leased_deferred_or_done(explains: Explains, client: Client) -> None:
+def test_explain_shows_each_state_of_a_message(explains: Explains, client: Client) -> None:
     sent = client.send("orders", {"order": 7}, key="order-7", generation=3)
     head = ("^Message 1 of queue orders is ready$", r"^sent .* ago\), key order-7, generation 3$", '^payload {"order"')
     document = explains(sent, *head, "● sent$", "^now ○ ready: it waits for a worker$", "^Next: .*bartleby work")
@@ -82,7 +82,7 @@ def test_message_that_is_ready_leased_deferred_or_done(explains: Explains, clien
 
 
 @pytest.mark.seed("outbox-66")
-def test_message_that_died_after_every_attempt_and_was_replayed(
+def test_explain_shows_every_attempt_the_death_and_the_replay(
     bartleby: Run, explains: Explains, client: Client, conn: Conn
 ) -> None:
     clock = move_clock(conn)
@@ -280,7 +280,7 @@ def test_explain_lists_plans_of_a_message(explains: Explains, client: Client) ->
     assert document["replays"][0]["reason"] == "the country was missing"
 
 
-def test_plans_that_did_not_run_a_message(explains: Explains, client: Client) -> None:
+def test_explain_names_plans_that_did_not_run_a_message(explains: Explains, client: Client) -> None:
     first, other = die(client), die(client)
     client.hold([first], actor="cem", reason="evidence")
     skipped = client.plan_replay(ids=[first], actor="ana", reason="all")

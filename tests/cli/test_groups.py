@@ -166,7 +166,7 @@ def test_view_compares_letters_and_cuts_unless_all_is_wanted(bartleby: Run, clie
         assert each in whole
 
 
-def test_quiet_group_and_the_heading_of_each_state(bartleby: Run, client: Client, conn: Conn) -> None:
+def test_view_shows_a_quiet_group_and_a_heading_for_each_state(bartleby: Run, client: Client, conn: Conn) -> None:
     clock = move_clock(conn)
     clock.advance(-3 * 86400)
     die(client)

@@ -63,7 +63,7 @@ def test_one_letter_runs_at_once_and_its_outcome_or_refusal_is_reported(
         done = bartleby("replay", str(failing), *WHY)
         assert (done.code, done.out) == (3, f"{failing}: dead again: KeyError: 'street'\n")
         assert f"bartleby explain {failing}" in done.err
-        shop.mended.set()
+        shop.fixed.set()
         for letter, outcome in ((working, "done"), (handled, "done before: it is marked as handled")):
             done = bartleby("replay", str(letter), *WHY)
             assert (done.code, done.out, done.err) == (0, f"{letter}: {outcome}\n", "")
@@ -107,7 +107,7 @@ def test_selection_is_shown_run_and_reported(shop: Shop, client: Client, bartleb
     bury(client, range(2), kind="OSError")
     ids = bury(client, [1, {"poison": 1}, 3], kind="ValueError")
     client.hold(ids[:1], actor="ana", reason="evidence")
-    shop.mended.set()
+    shop.fixed.set()
     with shop.open():
         assert terminal("replay", "type:TypeError", *SURE).lines[-1] == "replay 1: 3 done"
         done = bartleby("replay", *map(str, ids), *SURE)
@@ -247,7 +247,7 @@ def test_replaying_several_letters_requires_confirmation(client: Client, termina
 
 def test_detached_plan_has_its_options_and_is_left_to_the_workers(shop: Shop, client: Client, bartleby: Run) -> None:
     bury(client, range(3))
-    shop.mended.set()
+    shop.fixed.set()
     detached = bartleby("replay", "--all", *SURE, "--detach")
     assert (detached.code, detached.out) == (0, "replay 1 is running; the workers go on with it\n")
     assert ("every dead letter" in detached.err, "no worker runs plans at the moment" in detached.err) == (True, True)
@@ -288,7 +288,7 @@ def test_ctrl_c_pauses_the_plan_and_a_second_one_leaves_at_once(
     times.append(2)
     check_refusals(bartleby, [(["replay", "resume", "1"], 1, "left at once; replay 1 may be running still")])
     times.append(1)
-    left = bartleby("replay", "watch", "1")  # one who watches leaves, and changes nothing
+    left = bartleby("replay", "watch", "1")  # Ctrl-C ends the watching and changes nothing
     assert (left.code, left.out) == (0, "replay 1 is running: 2 alive, 3 not replayed\n")
     client.cancel_replay(1, **BEN)
     times.append(1)
@@ -301,7 +301,7 @@ def test_database_that_does_not_answer_is_waited_for_with_an_end(
     shop: Shop, client: Client, bartleby: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bury(client, range(2))
-    shop.mended.set()
+    shop.fixed.set()
     drive = Operator.drive
     failures = [psycopg.OperationalError("gone"), psycopg.OperationalError("gone")]
 

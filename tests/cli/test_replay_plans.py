@@ -139,7 +139,7 @@ def test_progress_is_a_bar_on_a_terminal_and_a_line_now_and_then_in_a_pipe(
     assert capsys.readouterr().err == "\r\x1b[K"
 
 
-def test_exit_code_of_each_outcome(plan: Replay) -> None:
+def test_each_outcome_has_its_exit_code(plan: Replay) -> None:
     finished = replace(plan, status="finished")
     for outcome, code in (
         (after(finished, done=60), 0),

@@ -27,7 +27,7 @@ def broken(position: int, **more: Any) -> Failure:
     return Failure(position, "KeyError", "'customer'", **more)
 
 
-# Bad input: an error of ours that says what is wrong, and nothing is sent or changed. tests/sql has the rules of SQL.
+# Bad input: a Bartleby error names the problem, and nothing is sent or changed. tests/sql has the rules of SQL.
 
 
 def send(error: type[BartlebyError], text: str, payload: Any = 1, **options: Any) -> Refusal:
@@ -79,7 +79,7 @@ REFUSALS: list[Refusal] = [
 ]
 
 
-def test_bad_input_is_an_error_of_ours_and_changes_nothing(app: Bartleby) -> None:
+def test_bad_input_raises_a_bartleby_error_and_changes_nothing(app: Bartleby) -> None:
     client = app.client
     client.configure_queue("orders", {"payload_limit": 5000})
     [before], anchor = client.queues(), client.audit_anchor()

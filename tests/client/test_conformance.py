@@ -55,7 +55,7 @@ def die_of_bug(
 
 
 def actions(api: Runner, prefix: str) -> list[str]:
-    """The actions in the audit log whose request ids have this prefix and the numbers from 1."""
+    """The actions in the audit log with the request ids `prefix`1, `prefix`2 and so on."""
     lines = {line.request_id: line.action for line in api.audit_log(limit=1000)}
     return [lines[f"{prefix}{number}"] for number in range(1, sum(str(each)[0] == prefix for each in lines) + 1)]
 

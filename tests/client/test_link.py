@@ -14,7 +14,7 @@ from bartleby.link import Link
 from tests.kit.links import LONG, PID, until_busy
 from tests.kit.proxy import Proxy, proxied
 from tests.kit.sql import value
-from tests.kit.worker import Conn, Told, present, state, until
+from tests.kit.worker import CapturedLog, Conn, present, state, until
 
 Links = Callable[..., Link]
 NONSENSE: Call[str] = Call("select nonsense", (), lambda rows: str(rows[0][0]))
@@ -39,15 +39,15 @@ def proxy(server: dev.Server) -> Iterator[Proxy]:
         yield made
 
 
-async def test_neither_a_statement_nor_a_connection_outlasts_the_deadline(
-    links: Links, proxy: Proxy, dsn: str, told: Told
+async def test_statement_and_connection_end_at_the_deadline(
+    links: Links, proxy: Proxy, dsn: str, log: CapturedLog
 ) -> None:
     made = links()
     before = await made.run(PID)
     with pytest.raises(psycopg.errors.UndefinedColumn):
         await made.run(NONSENSE)
     assert await made.run(PID) == before, "an error of the server costs no connection"
-    assert not told.records
+    assert not log.records
     made.deadline = 0.2
     with pytest.raises(psycopg.errors.ConnectionTimeout, match=r"no answer within 0\.2 s"):
         await made.run(LONG)
@@ -107,7 +107,7 @@ async def test_session_behind_a_pooler_keeps_its_settings(links: Links, pooled_d
     assert await links().run(show) != usual
 
 
-async def test_outage_and_its_end_are_logged_once(links: Links, proxy: Proxy, dsn: str, told: Told) -> None:
+async def test_outage_and_its_end_are_logged_once(links: Links, proxy: Proxy, dsn: str, log: CapturedLog) -> None:
     made = links(proxy.dsn(dsn))
     for _ in range(2):
         await made.run(PID)
@@ -120,11 +120,11 @@ async def test_outage_and_its_end_are_logged_once(links: Links, proxy: Proxy, ds
         made.deadline = 30.0
         for _ in range(2):
             await made.run(PID)
-    events = [record.event for record in told.records]  # type: ignore[attr-defined]
+    events = [record.event for record in log.records]  # type: ignore[attr-defined]
     assert events == ["database.away", "database.back"] * 2
 
 
-async def test_abort_ends_what_runs_and_logs_nothing(links: Links, conn: Conn, told: Told) -> None:
+async def test_abort_ends_what_runs_and_logs_nothing(links: Links, conn: Conn, log: CapturedLog) -> None:
     made = links()
     made.abort()  # it was never connected
     pid = await made.run(PID)
@@ -135,6 +135,6 @@ async def test_abort_ends_what_runs_and_logs_nothing(links: Links, conn: Conn, t
     made.abort()
     with pytest.raises(psycopg.OperationalError):
         await running
-    assert not told.records
+    assert not log.records
     await made.close()
     await made.close()

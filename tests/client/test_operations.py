@@ -182,8 +182,8 @@ def test_patched_payload_that_does_not_fit_its_handler_is_excluded(
     ids = bury(client, [{"id": 1}, {"id": "x"}, {"id": 3}, {}, {"id": "hush-42"}])
     replay_id = drafted(client, ids)
     reported: list[tuple[int, int]] = []
-    told: Any = {"recorder": typed.recorder(), "on_progress": lambda *each: reported.append(each)}
-    checked = operator.check_patched(replay_id, typed.handlers, **told)
+    options: Any = {"recorder": typed.recorder(), "on_progress": lambda *each: reported.append(each)}
+    checked = operator.check_patched(replay_id, typed.handlers, **options)
     assert (checked.checked, checked.unchecked, reported) == (5, 0, [(3, 5), (5, 5)])
     problems = {int(each): problem for each, problem in checked.problems.items()}
     assert problems == {

@@ -11,7 +11,7 @@ import pydantic
 
 from bartleby import Bartleby, Message
 from tests.kit.sql import value
-from tests.kit.worker import Conn, Told, drain, handler_of
+from tests.kit.worker import CapturedLog, Conn, drain, handler_of
 
 SECRET = "hunter2secret"
 
@@ -65,7 +65,7 @@ def raise_secret(_: Message) -> None:
     raise ValueError(f"refused token : abcdefghijklmnop.qrst, token={SECRET}")
 
 
-def test_no_secret_of_a_payload_or_an_error_is_stored_or_logged(app: Bartleby, conn: Conn, told: Told) -> None:
+def test_no_secret_of_a_payload_or_an_error_is_stored_or_logged(app: Bartleby, conn: Conn, log: CapturedLog) -> None:
     """tests/unit/test_typed.py has all payloads that do not fit."""
     app.client.create_queue("typed")
     app.handler("typed")(handler_of(print, awaited=False, takes=dict[str, int]))
@@ -75,7 +75,7 @@ def test_no_secret_of_a_payload_or_an_error_is_stored_or_logged(app: Bartleby, c
     assert drain(app) == {"dead": 2}
     [letter] = app.client.dead_letters("queue:typed")
     assert (str(letter.error)[:7], letter.traceback) == ("payload", None), "it would be of our own frames"
-    known = [f"{record.getMessage()} {vars(record)}" for record in told.records]
+    known = [f"{record.getMessage()} {vars(record)}" for record in log.records]
     for table in ("attempts", "dead_letters", "groups", "events"):
         query = f"select coalesce(jsonb_agg(to_jsonb(t) - 'payload'), '[]')::text from bartleby.{table} t"
         known += [value(conn, query)]

@@ -48,7 +48,7 @@ def test_search_finds_only_letters_of_own_queues(client: Client) -> None:
     reader = desk(client, "reader", "orders")
     assert {each.message_id for each in reader.letters.page()} == set(ours)
     assert reader.letters.count().letters == 2
-    # a queue of others cannot be told from one that does not exist
+    # a queue of others looks like one that does not exist
     filters = {
         "queue:vault": 7, "queue:vaults": 7, "-queue:vault": 8, "QUEUE:orders,vault": 14,
         'type:"a b" queue:"vault"': 18, 'queue:"va\\ult"': 7,
@@ -218,7 +218,7 @@ def test_plans_of_other_queues_are_unknown(client: Client, monkeypatch: pytest.M
     assert desk(client, "reader").replays.one(gone).filter == "queue:vault payload:2"
 
 
-def test_agent_is_refused_what_it_may_not_do_and_that_is_in_the_audit(client: Client) -> None:
+def test_forbidden_actions_of_an_agent_are_refused_and_audited(client: Client) -> None:
     ids, agent = bury(client, [{"password": SECRET}]), desk(client, "agent")
     with pytest.raises(Forbidden):
         agent.letters.page(f"payload.password:{SECRET}")

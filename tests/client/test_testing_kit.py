@@ -264,7 +264,7 @@ def test_dead_letters_are_chosen_and_listed(app: Bartleby, seen: list[Any]) -> N
         assert_dead(app, "order")
 
 
-def test_clock_stands_still_moves_by_hand_and_goes_on(app: Bartleby) -> None:
+def test_frozen_clock_moves_only_when_advanced_until_it_is_released(app: Bartleby) -> None:
     database = app.settings.dsn or ""
     clock = frozen_clock(app)
     then = clock.now()

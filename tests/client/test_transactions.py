@@ -308,7 +308,7 @@ def test_code_of_the_how_to_has_each_effect_once(app: Bartleby, conn: Conn, dsn:
             app.client.drop_queue("orders", force=True)
             app.client.create_queue("orders")
             made = Bartleby(dsn)
-            exec(BLOCKS[library], {"app": made, "Message": Message, **given})  # noqa: S102 - the text is ours
+            exec(BLOCKS[library], {"app": made, "Message": Message, **given})  # noqa: S102 - the text is from docs
             message, function = killed_before_its_ack(app, conn), made.handlers["orders"].function
             run: Any = loop.run if library == "asyncpg" else bool
             run(function(message))

@@ -1,4 +1,4 @@
-"""An agent for tests: it calls tools as a model would, in this process, and everything it was told is kept."""
+"""An agent for tests: it calls tools as a model would, in this process."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Said:
+class Reply:
     failed: bool
     document: dict[str, Any]
     text: str
@@ -44,14 +44,14 @@ class Agent:
         self.house = House(client, client, self.principal, allowance, Redaction(hidden))
         self.server = agent_server(self.house)
 
-    def call(self, tool: str, **arguments: Any) -> Said:
+    def call(self, tool: str, **arguments: Any) -> Reply:
         return self.calls((tool, arguments))[0]
 
-    def calls(self, *wanted: tuple[str, dict[str, Any]]) -> list[Said]:
+    def calls(self, *wanted: tuple[str, dict[str, Any]]) -> list[Reply]:
         """Call tools one after the other, in one session."""
 
-        async def each(session: mcp.Client) -> list[Said]:
-            return [said(await session.call_tool(tool, arguments)) for tool, arguments in wanted]
+        async def each(session: mcp.Client) -> list[Reply]:
+            return [reply_of(await session.call_tool(tool, arguments)) for tool, arguments in wanted]
 
         return self.session(each)
 
@@ -64,11 +64,11 @@ class Agent:
 
     def plan(self, **arguments: Any) -> dict[str, Any]:
         """Propose a replay; return the plan."""
-        answer = self.call("plan_replay", **{"reason": "the bug is mended", **arguments})
+        answer = self.call("plan_replay", **{"reason": "the bug is fixed", **arguments})
         assert not answer.failed, answer.text
         return answer.document
 
-    def run(self, plan: dict[str, Any], **arguments: Any) -> Said:
+    def run(self, plan: dict[str, Any], **arguments: Any) -> Reply:
         """Try to run a plan as it was proposed."""
         return self.call("run_replay", **as_seen(plan), **arguments)
 
@@ -77,15 +77,15 @@ class Agent:
         return self.client.audit_log(limit=10_000, actor=self.principal.name, action=action)[::-1]
 
 
-def said(result: Any) -> Said:
+def reply_of(result: Any) -> Reply:
     """Return the answer of a tool; what it has as text is what it has as a structure."""
     text = "\n".join(each.text for each in result.content)
     structure = result.structured_content
     if not result.is_error:
         assert json.loads(text) == structure
-    return Said(bool(result.is_error), structure or {}, text)
+    return Reply(bool(result.is_error), structure or {}, text)
 
 
 def as_seen(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that name a plan as it was looked at."""
-    return {"replay_id": plan["replay_id"], "hash": plan["hash"], "reason": "the bug is mended"}
+    return {"replay_id": plan["replay_id"], "hash": plan["hash"], "reason": "the bug is fixed"}

@@ -107,10 +107,10 @@ def is_live(page: Page) -> Page:
 
 
 def fill(page: Page, summary: str, reason: str = "because") -> Page:
-    deed = page.locator("details.deed", has=page.locator("summary", has_text=summary))
-    if deed.get_attribute("open") is None:
-        deed.locator("> summary").click()
-    deed.get_by_label("Reason").fill(reason)
+    action = page.locator("details.deed", has=page.locator("summary", has_text=summary))
+    if action.get_attribute("open") is None:
+        action.locator("> summary").click()
+    action.get_by_label("Reason").fill(reason)
     return page
 
 
@@ -129,7 +129,7 @@ class Look:
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
         self._contexts: list[BrowserContext] = []
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def context(self, **options: Any) -> BrowserContext:
         made = self._browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
@@ -140,8 +140,8 @@ class Look:
     def at(self, url: str, **options: Any) -> Page:
         page = self.context(**options).new_page()
         page.on("console", self._hear)
-        page.on("pageerror", lambda error: self.said.append(str(error)))
-        page.on("dialog", lambda dialog: self.said.append(f"a dialog: {dialog.message}"))
+        page.on("pageerror", lambda error: self.messages.append(str(error)))
+        page.on("dialog", lambda dialog: self.messages.append(f"a dialog: {dialog.message}"))
         page.goto(url)
         return page
 
@@ -149,7 +149,7 @@ class Look:
         # an error page has its status, and the pill reports a stream that ends
         harmless = ("the server responded with a status of 4", "net::ERR_", "status of 503", "Failed to fetch")
         if message.type in {"error", "warning"} and not any(each in message.text for each in harmless):
-            self.said.append(message.text)
+            self.messages.append(message.text)
 
     def close(self) -> None:
         for each in self._contexts:

@@ -29,7 +29,7 @@ from bench import pooler
 from tests.kit.pgmq import SCRIPT as PGMQ
 from tests.kit.sql import PSQL, SQL, Connection, psql
 
-# Whoever starts the tests in the background has Ctrl-C ignored, and so would have every process that a test starts.
+# A shell starts background jobs with Ctrl-C ignored; every process that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes is no property of what is tested, and four test processes share the machine.
@@ -73,7 +73,7 @@ def scratch() -> Path:
     """Where servers of tests live: in memory if there is plenty of it.
 
     ext4 avoids inodes it has just freed: a database after a dropped one costs 0.2 s there, 0.02 s in memory.
-    Not pytest's tmp_path: as root the server runs as somebody else, who cannot pass through it.
+    Not pytest's tmp_path: under root the server runs as another user, which cannot enter it.
     """
     memory = Path("/dev/shm")  # noqa: S108 - only directories that mkdtemp makes are used in it
     if os.access(memory, os.W_OK):
@@ -149,7 +149,7 @@ class Database:
         self.structure = self._structure()
 
     def lend(self, test: str) -> None:
-        """Note who uses it, after proving that it was reset since the last use."""
+        """Record the test that uses it, after checking that it was reset since the last use."""
         found = self.conn.execute("select test from test_kit.canary").fetchall()
         assert not found, f"{self.name} was not reset after {found}"
         self.conn.execute("insert into test_kit.canary values (%s)", [test])
@@ -320,7 +320,7 @@ def database_dsn(server: dev.Server, name: str) -> str:
 
 
 def install(dsn: str) -> None:
-    """Install the SQL core as somebody with nothing but psql would; through Python where there is no psql."""
+    """Install the SQL core with psql alone; through Python where there is no psql."""
     if PSQL is None:
         from bartleby import schema
 

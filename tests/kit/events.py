@@ -1,4 +1,4 @@
-"""Events and sinks as a test wants them: a sink, what waits for it, and what it is sent, checked against the schema."""
+"""Events and sinks for tests: a sink, what waits for it, and what it is sent, checked against the schema."""
 
 import json
 from importlib.resources import files
@@ -12,21 +12,22 @@ from tests.kit.sql import Connection, Row, column, drain, row, rows, value
 SCHEMA: Row = json.loads((files("bartleby") / "schemas" / "event.v1.json").read_text())
 WELL_FORMED = Draft202012Validator(SCHEMA)
 TRIED = "io.bartleby.sink.test"
-"""What `bartleby sinks test` sends: as the schema has it, but never recorded, and nothing to wait for."""
+"""What `bartleby sinks test` sends: valid by the schema, but never recorded."""
 RECORDED = [each for each in SCHEMA["properties"]["type"]["enum"] if each != TRIED]
-# letters whose changes were not told each in its order, without a gap, and to the last
-NOT_TOLD = """
-with told as (
+# letters whose events are not in order, have a gap or lack the last change
+NOT_RECORDED = """
+with recorded as (
   select u.id, u.cycle, u.sequence, e.id as event, replace(e.type, 'io.bartleby.dead_letter.', '') as type
   from bartleby.event e, unnest(e.message_ids, e.cycles, e.sequences) as u (id, cycle, sequence)
 ), life as (
-  select t.id, array_agg(t.sequence order by t.event) as sequences, max(t.sequence) as last from told t group by t.id)
+  select t.id, array_agg(t.sequence order by t.event) as sequences, max(t.sequence) as last
+  from recorded t group by t.id)
 select l.id, 'not consecutive: ' || l.sequences::text as problem from life l
 where l.sequences <> array(select n::integer from generate_series(1, cardinality(l.sequences)) n)
 union all
 select d.message_id, format('%s is %s, cycle %s, after %s', coalesce(t.type, 'nothing'), d.status, d.cycle, d.sequence)
 from bartleby.dead_letter d join bartleby.queue q on q.id = d.queue and q.name not like 'sink.%'
-left join life l on l.id = d.message_id left join told t on t.id = l.id and t.sequence = l.last
+left join life l on l.id = d.message_id left join recorded t on t.id = l.id and t.sequence = l.last
 where (t.cycle, t.sequence) is distinct from (d.cycle, d.sequence)
   or d.status is distinct from case when t.type in ('created', 'died_again', 'restored') then 'dead' else t.type end
 union all
@@ -53,8 +54,10 @@ def report(conn: Connection, published: int = 0, failures: int = 0, error: str |
     return value(conn, "select bartleby.report_sink(%s, %s, %s, %s)", sink, published, failures, error)
 
 
-def refuse(conn: Connection, told: list[Row], sink: str = "bus") -> int:
-    refusals = [{"id": each["id"], "error_type": "Refused", "error": "too large", "worker": "relay-1"} for each in told]
+def refuse(conn: Connection, events: list[Row], sink: str = "bus") -> int:
+    refusals = [
+        {"id": each["id"], "error_type": "Refused", "error": "too large", "worker": "relay-1"} for each in events
+    ]
     return int(value(conn, "select bartleby.refuse_events(%s, %s)", sink, Jsonb(refusals)))
 
 
@@ -73,21 +76,21 @@ def received(conn: Connection, sink: str = "bus") -> list[Row]:
 
 
 def everything(conn: Connection, sink: str = "bus", kind: str = "") -> list[Row]:
-    """All events there are, whoever wants them, as this sink would get them; or those of which the type has this."""
+    """All recorded events as this sink would get them; or those whose type contains `kind`."""
     found = column(conn, "select id from bartleby.event where type like %s order by id", f"%{kind}%")
     return documents(conn, [{"event": number} for number in found], sink)
 
 
-def kinds(told: list[Row]) -> list[str]:
-    """Their types, without what all have in common."""
-    return [each["type"].removeprefix("io.bartleby.") for each in told]
+def kinds(events: list[Row]) -> list[str]:
+    """Their types, without the common prefix."""
+    return [each["type"].removeprefix("io.bartleby.") for each in events]
 
 
-def about(told: list[Row], message: int) -> list[tuple[str, str, int]]:
-    """What they tell of a message: the last word of the type, the sequence, and the cycle."""
+def about(events: list[Row], message: int) -> list[tuple[str, str, int]]:
+    """The events of a message: the last word of the type, the sequence, and the cycle."""
     return [
         (each["type"].rpartition(".")[2], each["sequence"], each["data"]["cycle"])
-        for each in told
+        for each in events
         if each["subject"] == f"message/{message}"
     ]
 

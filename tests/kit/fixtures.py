@@ -9,7 +9,7 @@ from bartleby import Bartleby, Client, dev
 from bench import pooler
 from tests.kit.commands import Done, terminal
 from tests.kit.ways import WAYS, Way
-from tests.kit.worker import Told
+from tests.kit.worker import CapturedLog
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +35,9 @@ def client(app: Bartleby, dsn: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
-    with Told.listening() as listening:
-        yield listening
+def log() -> Iterator[CapturedLog]:
+    with CapturedLog.capturing() as captured:
+        yield captured
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Letters as a test wants them, and the questions that are asked about them."""
+"""Letters for tests, and queries about them."""
 
 from typing import Any
 

@@ -6,7 +6,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from tests.kit import plans, sql
-from tests.kit.events import NOT_TOLD
+from tests.kit.events import NOT_RECORDED
 from tests.kit.sql import Claim, Connection, Row, column, rows, value
 
 QUEUE, SIBLING = "jobs", "jobs_dlq"
@@ -55,7 +55,7 @@ def watch(conn: Connection) -> int:
 
 def agrees(conn: Connection) -> None:
     """The sibling has what is dead, and nothing else; the counts add up, and every change has its event."""
-    assert rows(conn, NOT_TOLD) == []
+    assert rows(conn, NOT_RECORDED) == []
     dead = "select coalesce(edited, payload) from bartleby.dead_letters where status = 'dead' and payload is not null"
     assert sorted(map(repr, inside(conn, SIBLING))) == sorted(map(repr, column(conn, dead)))
     counted = "select coalesce(sum(letters), 0) from bartleby.letter_counts"

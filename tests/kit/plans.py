@@ -1,4 +1,4 @@
-"""Plans as a test wants them: letters that died, plans of them, steps, outcomes, and what must always add up."""
+"""Plans for tests: letters that died, plans of them, steps, outcomes, and what must always add up."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -25,7 +25,7 @@ where (r.waiting, r.replayed, r.done, r.already_handled, r.died_again, r.gone, r
     coalesce((i.states ->> 'skipped')::int, 0))
   or r.items <> r.waiting + r.replayed + r.done + r.already_handled + r.died_again + r.gone + r.skipped
 """
-# each message once: alive or as a letter that does not say it lives; and each letter that says so has its message
+# each message once: alive or as a letter that is not marked replayed; and each replayed letter has its message
 ASTRAY = """
 select m.message_id, count(*) as places from (
   select message_id from bartleby.messages
@@ -58,8 +58,8 @@ def die_of(conn: Connection, payload: Any, queue: str = "q", failure: Row | None
 
 
 def kill(conn: Connection, claimed: Claim, **failure: Any) -> None:
-    said = fail_all(conn, claimed, **{"verdict": "dead", **failure})
-    assert {found["verdict"] for found in said} == {"dead"}
+    failed = fail_all(conn, claimed, **{"verdict": "dead", **failure})
+    assert {found["verdict"] for found in failed} == {"dead"}
 
 
 def plan(conn: Connection, what: str | list[int], actor: str = "ann", **options: Any) -> int:
@@ -151,7 +151,7 @@ def change(conn: Connection, verb: str, *ids: int, actor: str = "ben") -> list[s
 
 
 def events(conn: Connection, kind: str) -> list[Row]:
-    """What was told of that kind, oldest first: the data of each event."""
+    """The data of each event of that kind, oldest first."""
     return column(conn, "select data from bartleby.events where type = %s order by id", f"io.bartleby.{kind}")
 
 

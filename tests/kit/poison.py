@@ -1,4 +1,4 @@
-"""The poison corpus: exceptions and payloads made to hurt whoever looks at them.
+"""The poison corpus: exceptions and payloads that break careless code when it reads them.
 
 `EXCEPTIONS` maps a name to a function that makes the exception; a handler calls `strike(name)`. `PAYLOADS` are JSON
 texts for a handler of `Order`: none of them is one. Nothing ends the process.

@@ -31,7 +31,7 @@ class Proxy:
         return f"{before}@127.0.0.1:{self.port}/{after.partition('/')[2]}"
 
     def lead_to(self, port: int) -> None:
-        """Lead new connections there; where nobody listens, they are closed."""
+        """Lead new connections to this port; if nothing listens there, they are closed."""
         self._server = ("127.0.0.1", port)
 
     def cut(self) -> None:

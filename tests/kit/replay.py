@@ -1,4 +1,4 @@
-"""For tests of replays: a shop whose bug can be mended."""
+"""For tests of replays: a shop whose bug can be fixed."""
 
 import threading
 from contextlib import AbstractContextManager
@@ -8,16 +8,16 @@ from tests.kit.worker import Running, present, until, working
 
 
 class Shop:
-    """A queue `orders`, where everything dies until `mended` is set, and then only what has `poison` in it."""
+    """A queue `orders`, where everything dies until `fixed` is set, and then only what has `poison` in it."""
 
     def __init__(self, app: Bartleby, client: Client) -> None:
         self.app = app
         self.client = client
-        self.mended = threading.Event()
+        self.fixed = threading.Event()
 
         @app.handler("orders")
         async def fulfil(message: Message) -> None:
-            if not self.mended.is_set():
+            if not self.fixed.is_set():
                 raise KeyError("street")
             if isinstance(message.payload, dict) and message.payload.get("poison"):
                 raise ValueError("poison")

@@ -51,7 +51,7 @@ def work(client: Client) -> None:
         )  # fmt: skip
 
 
-def furnish(client: Client) -> dict[str, int]:
+def fill_shop(client: Client) -> dict[str, int]:
     """Make a shop in trouble; return ids by what they are for."""
     for name in ("orders", "billing", "mail", "search.index"):
         client.create_queue(name)

@@ -145,8 +145,8 @@ def handler_of(body: Callable[[Any], object], *, awaited: bool, takes: Any = Mes
     return function
 
 
-class Liar:
-    """An answer of a handler that cannot be asked what it is."""
+class HostileAnswer:
+    """An answer of a handler that raises when its class is read."""
 
     @property
     def __class__(self) -> Any:
@@ -156,7 +156,7 @@ class Liar:
     def __class__(self, value: object) -> None: ...
 
 
-class Unborn(Terminal):
+class FailingTerminal(Terminal):
     def __init__(self) -> None:
         raise SystemError("cannot be made")
 
@@ -233,7 +233,7 @@ def renew_now(running: Running) -> None:
 
 
 def claim_ahead(running: Running, queue: str = "orders") -> None:
-    """Let a lane claim more than it runs, as it does after many quick messages; to be said before they are sent."""
+    """Let a lane claim more than it runs, as it does after many quick messages; call this before they are sent."""
     present(until(lambda: running.worker._shared.holding.lanes.get(queue)))._seconds = 0.0001
 
 
@@ -251,7 +251,7 @@ def send_solo(app: Bartleby, conn: Conn, queue: str, count: int = 1) -> list[int
     return sent
 
 
-class Told(logging.Handler):
+class CapturedLog(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self.records: list[logging.LogRecord] = []
@@ -264,20 +264,20 @@ class Told(logging.Handler):
 
     @classmethod
     @contextlib.contextmanager
-    def listening(cls) -> Iterator[Self]:
-        told, logger = cls(), logging.getLogger("bartleby")
+    def capturing(cls) -> Iterator[Self]:
+        captured, logger = cls(), logging.getLogger("bartleby")
         before = logger.level
-        logger.addHandler(told)
+        logger.addHandler(captured)
         logger.setLevel(logging.DEBUG)
         try:
-            yield told
+            yield captured
         finally:
-            logger.removeHandler(told)
+            logger.removeHandler(captured)
             logger.setLevel(before)
 
 
 class Program:
-    """`bartleby work …` as a process, or another command; what it says on standard error is collected by line."""
+    """`bartleby work …` as a process, or another command; its lines on standard error are collected."""
 
     def __init__(
         self, dsn: str, *arguments: str, cwd: Path, environment: Mapping[str, str] | None = None, command: str = "work"

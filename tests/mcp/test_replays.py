@@ -12,7 +12,7 @@ from bartleby.principal import Principal, Role
 from bartleby.surfaces.desk import Desk
 from bartleby.surfaces.desk.agents import Allowance
 from bartleby.surfaces.web import ConsoleSettings, console
-from tests.kit.agent import Agent, Said, as_seen
+from tests.kit.agent import Agent, Reply, as_seen
 from tests.kit.api import visiting
 from tests.kit.burying import bury
 from tests.kit.replay import Shop, wait_for
@@ -33,7 +33,7 @@ def check_untouched(client: Client, plan: Plan) -> None:
     assert (found.status, client.advance_replays(replay_id=plan["replay_id"])) == ("draft", [])
 
 
-def check_refused(agent: Agent, answer: Said, why: str) -> None:
+def check_refused(agent: Agent, answer: Reply, why: str) -> None:
     """A refusal is answered, recorded as a refusal, and recorded as a failed call."""
     assert answer.failed
     assert agent.audited("access.refuse")[-1].subject["why"] == why
@@ -77,7 +77,7 @@ def test_plan_approved_in_the_console_runs_once_and_its_result_is_reported(
         (address,) = re.findall(r'action="([^"]+/plan/approve)"', page)
         assert person.post(address, data={"hash": plan["hash"], "reason": "looks right"}).status_code == 303
     assert agent.call("replay_status", replay_id=plan["replay_id"]).document["approved"] is True
-    shop.mended.set()
+    shop.fixed.set()
     assert agent.run(plan).document["status"] == "running"  # no worker is there yet that would be quicker
     check_refused(agent, agent.run(plan), "WrongState")
     with shop.open():
@@ -115,7 +115,7 @@ def test_plan_that_a_person_did_not_approve_as_it_is_does_not_run(agent: Agent, 
         check_untouched(client, plan)
 
 
-def test_plan_of_another_principal_is_neither_run_nor_cancelled(agent: Agent, client: Client) -> None:
+def test_plan_of_another_principal_is_not_run_or_cancelled(agent: Agent, client: Client) -> None:
     bury(client, range(3))
     made = client.plan_replay("queue:orders", actor="ben", reason="mine")
     plan = agent.call("replay_status", replay_id=made).document

@@ -32,13 +32,13 @@ from bartleby.surfaces.mcp import running
 from bartleby.surfaces.mcp.door import Address, Door
 from bartleby.surfaces.mcp.house import agent_of
 from bartleby.surfaces.pools import Pools
-from tests.kit.agent import Agent, Said, as_seen, said
+from tests.kit.agent import Agent, Reply, as_seen, reply_of
 from tests.kit.burying import bury
 from tests.kit.commands import PROGRAM
 from tests.kit.screen import Screen
 from tests.kit.worker import LONG, present
 
-Calling = Callable[..., Awaitable[Said]]
+Calling = Callable[..., Awaitable[Reply]]
 BODY = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 LISTEN = ["mcp", "--http", "127.0.0.1:0"]
 
@@ -50,8 +50,8 @@ def environment(dsn: str) -> dict[str, str]:
 async def converse(server: Any, use: Callable[[Calling], Awaitable[None]], mode: str) -> None:
     async with mcp.Client(server, mode=mode) as session:
 
-        async def call(tool: str, **arguments: Any) -> Said:
-            return said(await session.call_tool(tool, arguments))
+        async def call(tool: str, **arguments: Any) -> Reply:
+            return reply_of(await session.call_tool(tool, arguments))
 
         await use(call)
 

@@ -18,14 +18,14 @@ from tests.kit.sql import Connect, Connection, Row, refused, row, rows, value
 @pytest.mark.seed("pgmq-68", "pgmq-69", "pgmq-70")
 def test_letter_has_the_evidence_and_an_unreported_attempt_is_lost(conn: Connection) -> None:
     made(conn, max_attempts=2)
-    told, silent = put(conn, 1, 2)
+    reported, silent = put(conn, 1, 2)
     enqueued = value(conn, "select min(enqueued_at) from pgmq.q_jobs")
     details = {"traceback": "here", "fingerprint": "f", "worker": "me", "handler": "charge"}
     read(conn)
-    assert fail(conn, told, "no 1", "KeyError", **details)
+    assert fail(conn, reported, "no 1", "KeyError", **details)
     assert fail(conn, silent, "the only word", "KeyError", **details)
     read(conn)
-    assert fail(conn, told, "no 2", "KeyError", **details)
+    assert fail(conn, reported, "no 2", "KeyError", **details)
     put(conn, 3)
     assert letters(conn) == []
     assert [each["message"] for each in read(conn, qty=1)] == [3], "live ones behind dead ones are found"
@@ -44,7 +44,7 @@ def test_letter_has_the_evidence_and_an_unreported_attempt_is_lost(conn: Connect
     assert letter["first_failed_at"] == attempts[0]["failed_at"]
     group = row(conn, "select * from bartleby.groups")
     assert (group["title"], group["dead"]) == ("KeyError: no 2", 2)
-    shown = row(conn, "select * from bartleby.pgmq_letters where original_msg_id = %s", told)
+    shown = row(conn, "select * from bartleby.pgmq_letters where original_msg_id = %s", reported)
     assert (shown["queue_name"], shown["sibling"], shown["payload"]) == (QUEUE, SIBLING, 1)
     assert (shown["read_ct"], shown["last_error"]) == (3, "no 2")
     assert enqueued == shown["first_seen"] < shown["dead_at"]
@@ -171,8 +171,8 @@ def test_two_readers_never_promote_the_same_message(conn: Connection, connect: C
     read(conn)
     one, two = connect(autocommit=False), connect()
     two.execute("set statement_timeout = '60s'")
-    assert read(one) == []  # buries both, and has not said so yet
-    assert read(two) == []  # waits for nobody, and finds nothing
+    assert read(one) == []  # buries both, and has not committed yet
+    assert read(two) == []  # does not wait, and finds nothing
     assert letters(two) == []
     getattr(one, end)()
     assert read(two) == []

@@ -45,8 +45,8 @@ def test_worker_that_was_faster_uses_the_same_letter(conn: Connection) -> None:
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_replay_by_hand_and_by_us_lives_once(conn: Connection, planned: bool) -> None:
-    """Nobody has watched yet."""
+def test_message_replayed_by_hand_and_by_bartleby_exists_once(conn: Connection, planned: bool) -> None:
+    """The queue is not watched between the two."""
     first, second = pgmq.dead(conn, 1, 2)
     replay_by_hand(conn)
     if planned:
@@ -63,7 +63,7 @@ def test_replay_by_hand_and_by_us_lives_once(conn: Connection, planned: bool) ->
 
 
 def test_new_queue_is_not_mistaken_for_the_old_one(conn: Connection) -> None:
-    """Nobody has watched yet, and the new message has the id that the replayed one had."""
+    """The queue was not watched before the drop, and the new message has the id that the replayed one had."""
     (sent,) = pgmq.dead(conn, 1)
     pgmq.replay(conn, sent)
     conn.execute("select pgmq.drop_queue('jobs')")
@@ -76,7 +76,7 @@ def test_new_queue_is_not_mistaken_for_the_old_one(conn: Connection) -> None:
     pgmq.agrees(conn)
 
 
-def test_replay_by_us_skips_a_letter_locked_by_hand(conn: Connection, connect: Connect) -> None:
+def test_replay_skips_a_letter_locked_by_a_manual_replay(conn: Connection, connect: Connect) -> None:
     (sent,) = pgmq.dead(conn, 1)
     hand = connect(autocommit=False)
     replay_by_hand(hand)

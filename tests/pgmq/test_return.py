@@ -8,7 +8,7 @@ from tests.kit.sql import Connection, row, rows, value
 
 class TestReplay:
     @pytest.mark.seed("pgmq-5", "pgmq-56")
-    def test_message_returns_with_its_lineage_and_dies_into_the_same_letter(self, conn: Connection) -> None:
+    def test_replayed_message_keeps_its_id_and_dies_into_the_same_letter(self, conn: Connection) -> None:
         (sent,) = pgmq.dead(conn, {"n": 1})
         pgmq.replay(conn, sent)
         assert (pgmq.inside(conn), pgmq.inside(conn, pgmq.SIBLING)) == ([{"n": 1}], [])

@@ -1,4 +1,4 @@
-"""A queue of pgmq is claimed, settled and reaped like one of ours."""
+"""A queue of pgmq is claimed, settled and reaped like a queue of Bartleby."""
 
 from typing import Any
 

@@ -9,7 +9,7 @@ from typing import Any, LiteralString
 
 from psycopg.types.json import Jsonb
 
-from tests.kit.events import NOT_TOLD, put_sink
+from tests.kit.events import NOT_RECORDED, put_sink
 from tests.kit.plans import adds_up
 from tests.kit.sql import Connection, ack, claim, column, drain, rows, value
 from tests.property.model import AT_REST, SLACK, Item, Message, Transaction, Where
@@ -47,14 +47,14 @@ class OperatedWorld(World):
                 return
             release = ", p_on => false" if verb == "release" else ""
             call = f"select message_id, outcome from bartleby.{'hold' if release else verb}(%s, 'me', 'test'{release})"
-            said = {row[0]: row[1] for row in conn.execute(call.encode(), [list(ids)])}
-            assert set(said) == set(ids)
+            outcomes = {row[0]: row[1] for row in conn.execute(call.encode(), [list(ids)])}
+            assert set(outcomes) == set(ids)
             for number in ids:
                 message = self.model.message(tx, number)
                 changed = self._changed(tx, verb, message)
-                assert (said[number] != "refused") == changed, f"{verb} was {said[number]}: {message}"
+                assert (outcomes[number] != "refused") == changed, f"{verb} was {outcomes[number]}: {message}"
                 tx.locks.add(("dead", number))
-                self.lab.seen[said[number]] += 1
+                self.lab.seen[outcomes[number]] += 1
 
     def _changed(self, tx: Transaction, verb: str, message: Message) -> bool:
         """Change the model; return whether that was possible."""
@@ -80,9 +80,9 @@ class OperatedWorld(World):
             plan = value(conn, query, list(ids), Jsonb(options))
             self.plans[plan] = options
             tx.locks.add(("plan", plan))
-            said = self._items(conn, plan)
-            assert set(said) == set(ids)
-            for number, (prediction, _) in said.items():
+            items = self._items(conn, plan)
+            assert set(items) == set(ids)
+            for number, (prediction, _) in items.items():
                 message = self.model.message(tx, number)
                 rests = {Where.DEAD: "held", Where.DISCARDED: "discarded", Where.DONE: "resolved"}
                 expected = rests.get(message.where, "replayed")
@@ -191,7 +191,7 @@ class OperatedWorld(World):
     def check(self) -> None:
         super().check()
         adds_up(self.lab.admin)
-        assert rows(self.lab.admin, NOT_TOLD) == []
+        assert rows(self.lab.admin, NOT_RECORDED) == []
         self.hear()
         for plan in self.plans:
             for number, (prediction, state) in self._items(self.lab.admin, plan).items():

@@ -5,7 +5,7 @@ from typing import LiteralString
 
 import pytest
 
-from tests.kit.events import NOT_TOLD, put_sink
+from tests.kit.events import NOT_RECORDED, put_sink
 from tests.kit.plans import adds_up, change, die, events, kill, started, states, status_by_id, step, steps, work_all
 from tests.kit.sql import Claim, Connection, claim, column, create, fail, rows, send, value
 from tests.property.sessions import WANTS, Sessions, execute
@@ -241,7 +241,7 @@ def test_concurrent_changes_of_a_letter_have_numbers_of_their_own(s: Sessions) -
     change(first, "discard", *ids)
     assert s.blocked(second, first.commit, change, "restore", *ids) == ["restored"]
     assert len(column(s.main, "select id from bartleby.events where type ~ 'restored|discarded'")) == 2
-    assert rows(s.main, NOT_TOLD) == []
+    assert rows(s.main, NOT_RECORDED) == []
 
 
 # Pauses

@@ -47,7 +47,7 @@ def test_delays_are_equal_and_jitter_stays_below_the_curve(
     conn: Connection, policy: dict[str, Any], numbers: list[int], draw: float
 ) -> None:
     curve = {**policy, "jitter": "none"}
-    # Which curves have jitter when nothing is said about it is a rule of both, too.
+    # Both also agree on which curves have jitter if the policy does not set it.
     jitter = policy.get("jitter", "full" if policy["backoff"] == "exponential" else "none")
     exact, found = (delays_of_the_queue(conn, each, numbers) for each in (curve, policy))
     for number, without, theirs in zip(numbers, exact, found, strict=True):

@@ -232,11 +232,11 @@ class World:
                 return
             charged = verdict == "dead" or self.breaker(conn, self.model.lease(tx, lease).queue) == "closed"
             rows = sql.fail(conn, lease, *({"position": position, **failure} for position in positions))
-            said = {row["position"]: row for row in rows}
-            assert len(said) == len(rows) == len(positions), "a failure was not answered"
+            failed = {row["position"]: row for row in rows}
+            assert len(failed) == len(rows) == len(positions), "a failure was not answered"
             for position, message in zip(positions, self.model.take(tx, lease, positions), strict=True):
                 base = self.model.queues[message.queue].base if delay is None else delay
-                row = said[position]
+                row = failed[position]
                 retry_at = row["retry_at"].timestamp() if row["retry_at"] else 0.0
                 assert row["message_id"] == message.id
                 if not charged:

@@ -13,7 +13,7 @@ from tests.kit.burying import bury
 from tests.kit.commands import Done
 from tests.kit.proxy import proxied
 from tests.kit.relay import ANA, Bus, add, die, relaying, sink
-from tests.kit.worker import Conn, Told, lapse, state, until
+from tests.kit.worker import CapturedLog, Conn, lapse, state, until
 
 LETTERS = ["dead_letter.*"]
 
@@ -36,7 +36,7 @@ def audited_failures(client: Client) -> int:
 @pytest.mark.seed("cordum-24", "cordum-25", "cordum-27", "cordum-28", "cordum-31", "cordum-36", "cordum-37")
 @pytest.mark.seed("cordum-40")
 def test_outage_is_counted_and_reported_once_and_loses_no_event(
-    client: Client, dsn: str, told: Told, bartleby: Callable[..., Done]
+    client: Client, dsn: str, log: CapturedLog, bartleby: Callable[..., Done]
 ) -> None:
     bus, other = Bus(down="connection refused"), Bus()
     add(client)
@@ -64,7 +64,7 @@ def test_outage_is_counted_and_reported_once_and_loses_no_event(
     assert (sorted(created[:-1]), created[-1], again) == (died, new, died[0])
     assert [each["data"]["message_id"] for each in bus.of("dead_letter.died_again")] == [again]
     assert len(set(bus.known)) == len(bus.known)
-    assert len(told.of("sink.degraded")) == len(told.of("sink.recovered")) == 1
+    assert len(log.of("sink.degraded")) == len(log.of("sink.recovered")) == 1
     assert [each["data"]["error"] for each in bus.of("sink.degraded")] == ["connection refused"]
     assert (len(bus.of("sink.recovered")), sink(client).failures, audited_failures(client)) == (1, 4, 4)
 
@@ -138,7 +138,7 @@ def test_event_follows_its_letter_has_its_data_and_no_secret(client: Client, dsn
     assert data["link"] == f"https://ops.example/orders/{died}"
 
 
-def test_refused_event_is_put_aside_for_that_sink_only(client: Client, dsn: str, told: Told) -> None:
+def test_refused_event_is_put_aside_for_that_sink_only(client: Client, dsn: str, log: CapturedLog) -> None:
     def answer(event: Event) -> Outcome:
         return Refused("too large") if event["subject"] == f"message/{died[1]}" else Published()
 
@@ -152,7 +152,7 @@ def test_refused_event_is_put_aside_for_that_sink_only(client: Client, dsn: str,
         assert (letter.error_type, letter.error, letter.reason) == ("Refused", "too large", "terminal")
         assert letter.key == next(each["id"] for each in other.events if each["data"]["message_id"] == died[1])
         assert (sink(client, "picky").refused, sink(client, "other").refused) == (1, 0)
-        assert len(told.of("event.refused")) == 1
+        assert len(log.of("event.refused")) == 1
         picky.answer = None
         client.replay([letter.message_id], **ANA)
         until(lambda: sink(client, "picky").published == 3 and sink(client, "picky").refused == 0)
@@ -161,7 +161,7 @@ def test_refused_event_is_put_aside_for_that_sink_only(client: Client, dsn: str,
 
 
 def test_message_that_is_not_an_event_and_an_event_that_was_deleted_stop_no_other(
-    client: Client, dsn: str, conn: Conn, told: Told
+    client: Client, dsn: str, conn: Conn, log: CapturedLog
 ) -> None:
     bus = Bus()
     add(client, types=LETTERS)
@@ -175,7 +175,7 @@ def test_message_that_is_not_an_event_and_an_event_that_was_deleted_stop_no_othe
         until(lambda: (found := sink(client)).published == 1 and found.refused == 2 and found.waiting == 0)
     letters = client.dead_letters("queue:sink.bus")
     assert [str(letter.error_type).rpartition(".")[2] for letter in letters] == ["NotAnEvent"] * 2
-    assert len(told.of("event.gone")) == 1
+    assert len(log.of("event.gone")) == 1
 
 
 def test_sink_says_when_to_retry(client: Client, dsn: str) -> None:
@@ -218,7 +218,7 @@ def test_sinks_are_added_changed_and_removed_while_others_work(client: Client, d
 
 
 def test_sink_with_wrong_options_stops_no_other_and_trouble_is_reported_again_after_a_while(
-    client: Client, dsn: str, told: Told, monkeypatch: pytest.MonkeyPatch
+    client: Client, dsn: str, log: CapturedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (relay, reporting):
         monkeypatch.setattr(module, "REPEAT", 0.2)
@@ -239,12 +239,12 @@ def test_sink_with_wrong_options_stops_no_other_and_trouble_is_reported_again_af
         buses["fixed"] = fixed = Bus()
         add(client, "bad", options={"name": "fixed"})
         until(lambda: len(fixed.events) == 1 and sink(client, "bad").state == "working")
-    assert len(told.of("sink.unusable")) == 1
+    assert len(log.of("sink.unusable")) == 1
 
 
 @pytest.mark.seed("cordum-20", "cordum-38", "cordum-42")
 def test_stopped_relays_repeated_outages_and_lost_leases_lose_no_event(
-    client: Client, dsn: str, conn: Conn, told: Told
+    client: Client, dsn: str, conn: Conn, log: CapturedLog
 ) -> None:
     bus = Bus(down="gone")
     add(client, types=LETTERS, delay=3000)
@@ -267,7 +267,7 @@ def test_stopped_relays_repeated_outages_and_lost_leases_lose_no_event(
     with relaying(dsn, {"bus": bus}):
         until(lambda: state(conn, "sink.bus")[1])
         lapse(conn)
-        until(lambda: told.of("lease.lost"))
+        until(lambda: log.of("lease.lost"))
         bus.down = None
         until(lambda: sink(client).waiting == 0)
     assert sink(client).refused == 0

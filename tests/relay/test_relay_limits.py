@@ -14,7 +14,7 @@ from bartleby.dressing import Document
 from bartleby.sinks.publisher import Event, Outcome
 from tests.kit.burying import bury
 from tests.kit.relay import Bus, add, die, relaying, sink
-from tests.kit.worker import Conn, Told, until
+from tests.kit.worker import CapturedLog, Conn, until
 
 
 async def breaks(how: str, events: Sequence[Event]) -> Any:
@@ -38,7 +38,7 @@ async def breaks(how: str, events: Sequence[Event]) -> Any:
 
 
 def test_publisher_that_breaks_its_contract_loses_no_event(
-    client: Client, dsn: str, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch
+    client: Client, dsn: str, conn: Conn, log: CapturedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(Bus):
         def __init__(self, how: str) -> None:
@@ -63,7 +63,7 @@ def test_publisher_that_breaks_its_contract_loses_no_event(
     for name, bus in buses.items():
         assert sorted(each["data"]["message_id"] for each in bus.events) == died, name
         assert sink(client, name).failures == 3, name
-        assert any(each.fields["sink"] == name for each in told.of("sink.broken")), name  # type: ignore[attr-defined]
+        assert any(each.fields["sink"] == name for each in log.of("sink.broken")), name  # type: ignore[attr-defined]
     assert conn.execute("select from bartleby.attempt a where a.error_type <> 'KeyError'").rowcount == 0
 
 

@@ -101,7 +101,7 @@ def test_text_of_an_error_is_escaped_and_shortened() -> None:
     assert len(body["payload"]["summary"]) < 300
 
 
-def test_link_is_in_every_field_that_a_receiver_reads_and_the_payload_in_none() -> None:
+def test_link_is_in_every_field_that_a_receiver_reads_and_the_payload_is_left_out() -> None:
     link = "https://ops.example/groups/3?a=1&b=2"
     body = alert(event("dead_letter.created", **LETTER, link=link, payload={"card": "4111"}, headers={"a": "b"}))
     assert body["text"].endswith(" https://ops.example/groups/3?a=1&amp;b=2")  # Slack turns it back

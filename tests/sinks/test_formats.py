@@ -1,4 +1,4 @@
-"""What sinks for buses send, without a server: names, messages and records, and servers that speak something else."""
+"""What sinks for buses send, without a server: names, messages and records, and servers of another protocol."""
 
 import asyncio
 import itertools

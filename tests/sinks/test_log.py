@@ -14,7 +14,7 @@ from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Publisher, Readable
 from tests.kit.sinks.conformance import event, events, ids_of, named, stored_ids, why
 from tests.kit.sinks.servers import eventually
-from tests.kit.worker import Told
+from tests.kit.worker import CapturedLog
 
 
 def opened(path: Path, timeout: float = 5.0) -> Publisher:
@@ -23,7 +23,7 @@ def opened(path: Path, timeout: float = 5.0) -> Publisher:
 
 async def test_logger_gets_the_event_or_the_publisher_fails() -> None:
     publisher = open_publisher("log", {}, 1.0)
-    with Told.listening() as heard:
+    with CapturedLog.capturing() as heard:
         resolved = {**event(2), "type": "io.bartleby.dead_letter.resolved"}
         assert named(await publisher.publish([event(1), resolved])) == ["Published", "Published"]
     first, second = heard.of("event.published")

@@ -24,7 +24,7 @@ MEGABYTES = 3 << 20
 async def one_by_one(
     answer: Callable[[Request], Reply], count: int, *, reset: bool = False
 ) -> tuple[list[Outcome], Receiver]:
-    """Publish so many, each alone; return the outcomes and the receiver, which is stopped."""
+    """Publish `count` events, each alone; return the outcomes and the receiver, which is stopped."""
     async with Receiver.running(answer, reset=reset) as receiver:
         publisher = webhook(receiver.url, concurrency=1)
         outcomes = [(await publisher.publish([event(number)]))[0] for number in range(1, count + 1)]

@@ -101,7 +101,7 @@ class TestRecording:
                 assert began <= line["at"] <= sql.value(conn, "select bartleby.clock()")
                 assert problems(conn) == []
 
-    def test_what_changes_nothing_is_not_recorded(self, conn: Connection) -> None:
+    def test_action_without_effect_is_not_recorded(self, conn: Connection) -> None:
         sql.create(conn, lease=10)
         call(conn, "create_queue('q')", "create_queue('q', '{\"lease\": \"10 seconds\"}')")
         call(conn, "configure_queue('q', '{}')", 'configure_queue(\'q\', \'{"lease": 10, "breaker": "auto"}\')')

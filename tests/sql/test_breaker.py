@@ -94,7 +94,7 @@ def stormy(conn: Connection, count: int = 20) -> None:
 
 
 class TestOpening:
-    def test_it_opens_once_and_reports_the_cause(self, conn: Connection) -> None:
+    def test_breaker_opens_once_and_reports_the_cause(self, conn: Connection) -> None:
         sql.create(conn, "other")
         sql.send(conn, 1, "other")
         assert open_breaker(conn, "ConnectionRefusedError: 10.0.0.1")

@@ -61,8 +61,8 @@ def everything_happens(conn: Connection, clock: Clock) -> None:
 
 def test_events_of_every_type_match_the_schema_and_other_readers(conn: Connection, clock: Clock) -> None:
     everything_happens(conn, clock)
-    told = everything(conn)
-    assert {each["type"] for each in told} == {each["type"] for each in received(conn, "full")} == set(RECORDED)
+    events = everything(conn)
+    assert {each["type"] for each in events} == {each["type"] for each in received(conn, "full")} == set(RECORDED)
     assert {*RECORDED, TRIED} == set(SCHEMA["properties"]["type"]["enum"])
     for each in everything(conn, "full"):
         text = json.dumps(each)
@@ -75,15 +75,15 @@ def test_events_of_every_type_match_the_schema_and_other_readers(conn: Connectio
         assert (old["source"], old["time"], old["dataschema"]) == (each["source"], each["time"], each["dataschema"])
     for setting in ("timezone = 'Asia/Kathmandu'", "datestyle = 'German'", "intervalstyle = 'sql_standard'"):
         conn.execute(f"set {setting}".encode())
-    assert everything(conn) == told, "the settings of a session change nothing"
+    assert everything(conn) == events, "the settings of a session change nothing"
 
 
 def test_schema_rejects_malformed_events(conn: Connection) -> None:
     Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["$id"] == "urn:bartleby:event:1"
     die(conn)
-    (told,) = letters(conn)
-    WELL_FORMED.validate({**told, "myextension": "a bus may add some"})
+    (event,) = letters(conn)
+    WELL_FORMED.validate({**event, "myextension": "a bus may add some"})
     letter = {"message_id": 1, "queue": "q", "cycle": 1}
     bad: list[Row] = [
         *({"type": "io.bartleby.dead_letter.invented"}, {"id": "1"}, {"id": "0a0a0a0a.5"}, {"sequence": 1}),
@@ -94,9 +94,9 @@ def test_schema_rejects_malformed_events(conn: Connection) -> None:
         *({"data": {**letter, "status": "replayed"}}, {"data": {**letter, "dead_at": "yesterday"}}),
     ]
     for spoil in bad:
-        assert not WELL_FORMED.is_valid({**told, **spoil}), spoil
+        assert not WELL_FORMED.is_valid({**event, **spoil}), spoil
     for missing in (*SCHEMA["required"], "sequence", "sequencetype"):
-        assert not WELL_FORMED.is_valid({name: found for name, found in told.items() if name != missing}), missing
+        assert not WELL_FORMED.is_valid({name: found for name, found in event.items() if name != missing}), missing
     for each in everything(conn):
         WELL_FORMED.validate({**each, "data": {**each["data"], "link": "https://ops.example/letters/1"}})
         assert not WELL_FORMED.is_valid({**each, "data": {**each["data"], "link": "javascript:alert(1)"}})
@@ -107,23 +107,23 @@ class TestStability:
 
     def test_replays_and_later_cycles_change_nothing(self, conn: Connection) -> None:
         (sent,) = die(conn, error_type="First", error="one", fingerprint="f1", worker_version="1", handler="h1")
-        told = letters(conn)
+        events = letters(conn)
         for number in range(2, 5):
             change(conn, "replay", sent)
-            told += letters(conn)[len(told) :]
-            assert letters(conn) == told
+            events += letters(conn)[len(events) :]
+            assert letters(conn) == events
             kill_all(conn, error=f"{number}", fingerprint=f"f{number}", worker_version="2", handler=f"h{number}")
-            told += letters(conn)[len(told) :]
-            assert letters(conn) == told
+            events += letters(conn)[len(events) :]
+            assert letters(conn) == events
         change(conn, "replay", sent)
         work_all(conn)
         change(conn, "discard", sent)
         die(conn, 5, fingerprint="b")
         conn.execute("select bartleby.acknowledge_group(1, 'ann', 'mine', 'ann', 'https://tracker.example')")
-        assert letters(conn)[: len(told)] == told
-        assert [each["data"]["error"] for each in told] == ["one", "one", "2", "2", "3", "3", "4"]
-        assert [each["data"]["handler"] for each in told] == ["h1", "h1", "h2", "h2", "h3", "h3", "h4"]
-        assert len({each["id"] for each in letters(conn)}) == len(told) + 2 + 5
+        assert letters(conn)[: len(events)] == events
+        assert [each["data"]["error"] for each in events] == ["one", "one", "2", "2", "3", "3", "4"]
+        assert [each["data"]["handler"] for each in events] == ["h1", "h1", "h2", "h2", "h3", "h3", "h4"]
+        assert len({each["id"] for each in letters(conn)}) == len(events) + 2 + 5
 
     def test_erased_values_are_left_out(self, conn: Connection) -> None:
         sent = die_of(conn, {"a": 1}, key="customer-7", failure={"error": "customer-7 is unknown", "error_type": "E"})
@@ -135,8 +135,8 @@ class TestStability:
         assert [each["id"] for each in after] == [each["id"] for each in before]
         assert [each["data"]["error_type"] for each in after] == ["E", "E", "F"]
         erased = {"key", "error", "payload", "headers"}
-        for told, knew in zip(after, before, strict=True):
-            assert told["data"] == {name: found for name, found in knew["data"].items() if name not in erased}
+        for now, earlier in zip(after, before, strict=True):
+            assert now["data"] == {name: found for name, found in earlier["data"].items() if name not in erased}
         assert "customer-7" not in json.dumps(everything(conn, "full"))
 
     def test_references_are_resolved_in_their_order_and_odd_ones_left_out(self, conn: Connection) -> None:
@@ -144,10 +144,10 @@ class TestStability:
         die(conn, 3, fingerprint="a")
         die(conn, 7, fingerprint="b")
         numbers = column(conn, "select id from bartleby.events order by id desc")
-        told = documents(conn, [{"event": number} for number in numbers])
-        asked = [int(each["id"].split(".")[1]) for each in told]
+        events = documents(conn, [{"event": number} for number in numbers])
+        asked = [int(each["id"].split(".")[1]) for each in events]
         assert list(dict.fromkeys(asked)) == numbers
-        assert [each["id"].split(".")[2] for each in told if "sequence" in each] == [*"1234567", *"123"]
+        assert [each["id"].split(".")[2] for each in events if "sequence" in each] == [*"1234567", *"123"]
         event = numbers[0]
         whole = documents(conn, [{"event": event}])
         assert len(whole) == 7
@@ -194,5 +194,5 @@ class TestPayloads:
             steps(conn)
             kill_all(conn)
             steps(conn)
-        told = [(each["data"]["cycle"], each["data"]["payload"]["n"]) for each in letters(conn, "full")]
-        assert told == [(1, 1), (1, 1), (2, 2), (2, 2), (3, 3)]
+        cycles = [(each["data"]["cycle"], each["data"]["payload"]["n"]) for each in letters(conn, "full")]
+        assert cycles == [(1, 1), (1, 1), (2, 2), (2, 2), (3, 3)]

@@ -21,7 +21,7 @@ def deltas(conn: Connection) -> list[int]:
 
 
 class TestCounts:
-    def test_batch_writes_one_row_and_what_changes_no_count_none(self, conn: Connection) -> None:
+    def test_batch_writes_one_row_and_unchanged_counts_write_no_row(self, conn: Connection) -> None:
         ids = die(conn, 100, fingerprint="f")
         assert len(deltas(conn)) == 1
         tally(conn)
@@ -42,7 +42,7 @@ class TestCounts:
 
     @pytest.mark.own_database
     def test_recount_repairs_what_triggers_missed(self, conn: Connection, clock: Clock, connect: Connect) -> None:
-        """It waits for no operator who has locked a group."""
+        """It does not wait for a session that has locked a group."""
         clock.half_past()
         ids = die(conn, 5, fingerprint="f")
         hours = value(conn, "select deaths_by_hour from bartleby.groups")

@@ -72,7 +72,7 @@ class TestTokens:
         add(conn, "lasting", expires="infinity")
         assert column(conn, "select expires_at from bartleby.tokens") == [None]
 
-    def test_hash_is_neither_listed_nor_audited(self, conn: Connection) -> None:
+    def test_hash_is_not_listed_or_audited(self, conn: Connection) -> None:
         token = add(conn, queues=["q"], expires=in_(conn, DAY))
         line = last_line(conn)
         expires = line["after"].pop("expires_at")
@@ -340,7 +340,7 @@ class TestAnswers:
         with refused("ZB020"):
             asking.result()
         second.rollback()
-        # whoever took it committed, and was killed before it had an answer: it may be done again
+        # the first session committed and was killed before it had an answer: the request may be done again
         assert take(first, key="other") == []
         with waiting(conn, second, lambda conn: take(conn, key="other"), for_whom=first) as asking:
             keep(first, key="other")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.kit import sql
 from tests.kit.clock import Clock
-from tests.kit.events import NOT_TOLD, about, everything, kinds, put_sink, received
+from tests.kit.events import NOT_RECORDED, about, everything, kinds, put_sink, received
 from tests.kit.plans import change, command, die, die_of, kill_all, started, steps, work_all
 from tests.kit.sql import Connect, Connection
 
@@ -24,20 +24,20 @@ class TestLetters:
         sql.fail_all(conn, sql.claim(conn, worker="host-1"))
         known = {"error_type": "KeyError", "error": "'b'", "fingerprint": "f1", "worker_version": "2", "handler": "h"}
         sql.fail_all(conn, sql.claim(conn, worker="host-2"), **known)
-        (told,) = everything(conn, kind="dead_letter")
+        (emitted,) = everything(conn, kind="dead_letter")
         letter = sql.rows(conn, "select * from bartleby.dead_letter")[0]
         installation = sql.value(conn, "select id::text from bartleby.origin")
         event, at = sql.rows(conn, "select id, created_at from bartleby.events where message_ids is not null")[
             0
         ].values()
-        assert {name: found for name, found in told.items() if name != "data"} == {
+        assert {name: found for name, found in emitted.items() if name != "data"} == {
             "specversion": "1.0", "id": f"{installation[:8]}.{event}.1", "source": f"urn:bartleby:{installation}",
             "type": "io.bartleby.dead_letter.created", "subject": f"message/{sent}", "partitionkey": f"message/{sent}",
             "time": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}", "datacontenttype": "application/json",
             "dataschema": "urn:bartleby:event:1", "sequence": "1", "sequencetype": "Integer",
         }  # fmt: skip
         times = ("created_at", "first_failed_at", "dead_at")
-        assert told["data"] == known | {
+        assert emitted["data"] == known | {
             "message_id": sent, "queue": "q", "status": "dead", "cycle": 1, "reason": "exhausted", "attempts": 2,
             "crashes": 0, "group_id": sql.value(conn, "select id from bartleby.groups"), "worker": "host-2",
             "generation": 3, "key": "order-7", "message_type": "order.placed", "message_source": "shop",
@@ -59,7 +59,7 @@ class TestLetters:
         assert (rejected["reason"], rejected["error"]) == ("unacceptable", "no such customer")
 
     def test_whole_life_of_a_letter_is_recorded(self, conn: Connection, clock: Clock) -> None:
-        """While the clock stands still, so that only the sequence tells the order."""
+        """While the clock stands still, so that only the sequence shows the order."""
         clock.stop()
         sql.create(conn, "other")
         (sent,) = die(conn)
@@ -72,23 +72,23 @@ class TestLetters:
         kill_all(conn, "other", fingerprint="there")
         change(conn, "replay", sent)
         work_all(conn, "other")
-        told = everything(conn, kind="dead_letter")
-        assert about(told, sent) == [
+        events = everything(conn, kind="dead_letter")
+        assert about(events, sent) == [
             ("created", "1", 1), ("discarded", "2", 1), ("restored", "3", 1), ("replayed", "4", 1),
             ("died_again", "5", 2), ("replayed", "6", 2), ("died_again", "7", 3), ("replayed", "8", 3),
             ("resolved", "9", 3),
         ]  # fmt: skip
-        said = ("actor", "comment", "replay_id", "fingerprint")
-        found = [{name: each["data"][name] for name in said if name in each["data"]} for each in told]
+        fields = ("actor", "comment", "replay_id", "fingerprint")
+        found = [{name: each["data"][name] for name in fields if name in each["data"]} for each in events]
         assert found[:7] == [
             {}, {"actor": "ben", "comment": "by hand"}, {}, {"actor": "eve", "comment": "by hand"}, {},
             {"actor": "ann", "comment": "fixed", "replay_id": replay}, {"fingerprint": "there"},
         ]  # fmt: skip
-        assert [(each["data"]["status"], each["data"]["queue"]) for each in told] == [
+        assert [(each["data"]["status"], each["data"]["queue"]) for each in events] == [
             ("dead", "q"), ("discarded", "q"), ("dead", "q"), ("replayed", "q"), ("dead", "q"), ("replayed", "q"),
             ("dead", "other"), ("replayed", "other"), ("resolved", "other"),
         ]  # fmt: skip
-        assert sql.rows(conn, NOT_TOLD) == []
+        assert sql.rows(conn, NOT_RECORDED) == []
 
     def test_moved_or_held_letter_has_no_event(self, conn: Connection) -> None:
         ids = die(conn, 3, fingerprint="a", error_type="A")
@@ -100,7 +100,7 @@ class TestLetters:
         assert set(sql.column(conn, "select group_id from bartleby.dead_letter")) == {2}
         change(conn, "hold", *ids, other)
         assert len(everything(conn, kind="dead_letter")) == len(before)
-        assert sql.rows(conn, NOT_TOLD) == []
+        assert sql.rows(conn, NOT_RECORDED) == []
 
 
 class TestOtherEvents:
@@ -111,8 +111,8 @@ class TestOtherEvents:
         both = started(conn, [*die(conn), *die(conn, 1, "other")])
         command(conn, "cancel", both)
         for name in ("q", "other"):
-            (told,) = received(conn, f"bus-{name}")
-            assert (told["type"], told["subject"]) == ("io.bartleby.replay.cancelled", f"replay/{both}")
+            (event,) = received(conn, f"bus-{name}")
+            assert (event["type"], event["subject"]) == ("io.bartleby.replay.cancelled", f"replay/{both}")
         command(conn, "cancel", started(conn, die(conn)))
         assert [len(received(conn, f"bus-{name}")) for name in ("q", "other")] == [1, 0]
 
@@ -121,12 +121,12 @@ class TestOtherEvents:
         conn.execute("select bartleby.acknowledge_group(1, 'ann', 'mine', 'ann', 'https://tracker.example/1')")
         conn.execute("select bartleby.resolve_group(1, 'ann', 'fixed', '2.0')")
         die(conn, error_type="KeyError", error="'a'", fingerprint="f", worker_version="2.0")
-        told = everything(conn, kind=".group.")
-        assert kinds(told) == ["group.opened", "group.resolved", "group.regressed"]
-        assert {each["subject"] for each in told} == {"group/1"}
+        events = everything(conn, kind=".group.")
+        assert kinds(events) == ["group.opened", "group.resolved", "group.regressed"]
+        assert {each["subject"] for each in events} == {"group/1"}
         common = {"group_id": 1, "queue": "q", "title": "KeyError: 'a'", "error_type": "KeyError", "fingerprint": "f"}
         owned = {**common, "owner": "ann", "link": "https://tracker.example/1", "resolved_version": "2.0"}
-        assert [each["data"] for each in told] == [
+        assert [each["data"] for each in events] == [
             {**common, "state": "open"},
             {**owned, "state": "resolved"},
             {**owned, "state": "regressed"},
@@ -149,9 +149,9 @@ class TestOtherEvents:
         before = everything(conn)
         conn.execute("select bartleby.drop_queue('q', true)")
         tally(conn)
-        opened, created, *_, discarded = told = received(conn)
-        assert [{**each, "data": 0} for each in told] == [{**each, "data": 0} for each in before]
-        assert set(kinds(told)) == {"group.opened", "dead_letter.created", "dead_letter.discarded"}
+        opened, created, *_, discarded = events = received(conn)
+        assert [{**each, "data": 0} for each in events] == [{**each, "data": 0} for each in before]
+        assert set(kinds(events)) == {"group.opened", "dead_letter.created", "dead_letter.discarded"}
         assert opened["data"]["queue"] == "q"
         common = {"message_id": sent, "queue": "q", "cycle": 1}
         assert created["data"] == {**common, "status": "dead"}

@@ -85,7 +85,7 @@ VERDICTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] 
 
 @pytest.mark.seed("brighter-59", "outbox-11", "outbox-12", "outbox-62", "pgmq-75")
 @pytest.mark.seed("pulse-1", "pulse-6", "pulse-15", "pulse-19", "pulse-42")
-def test_budgets_of_queue_message_and_handler(conn: Connection, clock: Clock) -> None:
+def test_most_specific_budget_decides_when_a_message_dies(conn: Connection, clock: Clock) -> None:
     for name, (policy, options, failure, expected) in VERDICTS.items():
         sql.create(conn, "q", **({"max_attempts": 3, "give_up_after": None} | policy))
         sql.send(conn, 1, **options)

@@ -47,7 +47,7 @@ def test_size_is_counted_per_queue_and_without_skipped_letters_or_a_plan(conn: C
     assert len(change(conn, "replay", *ids[1:], *ids[1:], 98, 99)) == 2
 
 
-def test_policy_at_the_start_counts(conn: Connection) -> None:
+def test_policy_at_the_start_decides(conn: Connection) -> None:
     ids = die(conn, 3)
     pair, all_three = plan(conn, ids[:2]), plan(conn, ids)
     create(conn, "q", approve_above=0)

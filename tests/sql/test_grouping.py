@@ -226,7 +226,7 @@ class TestRaces:
         assert (seen_versions(conn, known), seen_versions(conn, new)) == (["1", "2", "3"], ["1", "2"])
         adds_up(conn)
 
-    def test_worker_and_maintenance_meet_at_two_groups(self, conn: Connection, connect: Connect) -> None:
+    def test_worker_and_maintenance_do_not_deadlock_on_two_groups(self, conn: Connection, connect: Connect) -> None:
         """Both have news for both groups, and an operator holds the first of them."""
         a, b, c, d = opened(conn, "abcd", 2)
         holder = connect(autocommit=False)
@@ -251,7 +251,7 @@ class TestRaces:
         assert seen_versions(conn, a) == seen_versions(conn, b) == ["9"]
         adds_up(conn)
 
-    def test_merge_and_worker_meet_at_two_groups(self, conn: Connection, connect: Connect) -> None:
+    def test_merge_and_worker_do_not_deadlock_on_two_groups(self, conn: Connection, connect: Connect) -> None:
         a, b = opened(conn, "ab", 2)
         sql.send_count(conn, 2)
         claimed = claim(conn, 2)

@@ -145,8 +145,8 @@ class TestRegression:
         for version in ("1", "2", "1", "2", "3"):
             die(conn, 2, fingerprint="f", worker_version=version)
         assert shown(conn, "state", "regressions", "state_by") == ["regressed", 1, None]
-        (told,) = events(conn, "group.regressed")
-        assert (told["group_id"], told["state"], told["resolved_version"]) == (1, "regressed", "2")
+        (event,) = events(conn, "group.regressed")
+        assert (event["group_id"], event["state"], event["resolved_version"]) == (1, "regressed", "2")
         act(conn, "resolve", version="4")
         act(conn, "mute", until="2099-01-01")
         die(conn, fingerprint="f", worker_version="3")

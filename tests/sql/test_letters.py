@@ -206,8 +206,8 @@ class TestActions:
         clock.advance(200)
         assert do(conn, "restore", number) == [(number, "refused", "not discarded: dead for 3 min")]
         for seconds, words in ((89, "89 s"), (90, "1 min"), (5400, "1 h"), (172_799, "47 h"), (172_800, "2 d")):
-            told = value(conn, "select told from bartleby.fates(array[%s::bigint])", letter(conn, ago=seconds))
-            assert told == f"dead for {words}"
+            fate = value(conn, "select told from bartleby.fates(array[%s::bigint])", letter(conn, ago=seconds))
+            assert fate == f"dead for {words}"
         early = letter(conn, ago=-3600)
         do(conn, "discard", early)
         do(conn, "restore", early)
@@ -251,8 +251,8 @@ class TestActions:
         clock.stop()
         at = value(conn, "select bartleby.clock() - interval '100 s'")
         columns = {"replayed_by": "bob", "replay_reason": "fixed", "replayed_at": at, "resolved_at": at}
-        told = "replayed by bob 1 min ago: fixed"
-        for status, words in (("replayed", told), ("resolved", f"resolved 1 min ago, {told}")):
+        replayed = "replayed by bob 1 min ago: fixed"
+        for status, words in (("replayed", replayed), ("resolved", f"resolved 1 min ago, {replayed}")):
             number = letter(conn, status=status, **columns)
             assert do(conn, "discard", number) == [(number, "refused", words)]
 
@@ -285,7 +285,7 @@ class TestActions:
 class TestErase:
     @pytest.mark.own_database
     def test_key_reused_during_erasure_stays_reserved(self, conn: Connection, connect: Connect, clock: Clock) -> None:
-        """Erasing has begun and does not see the new message yet, whose key must keep others out."""
+        """Erasing has begun and does not see the new message yet; its key must stay reserved."""
         send(conn, 1, key="k", unique_for="1 second")
         died(conn)
         clock.advance(2)

@@ -155,15 +155,15 @@ class TestCanary:
         assert (found["status"], found["died_again"], found["waiting"]) == ("aborted", 20, 65)
         assert found["cause"].startswith("20 of the last 20 replayed died again")
         assert found["finished_at"] is not None
-        assert [told["cause"] for told in plans.events(conn, "replay.aborted")] == [found["cause"]]
+        assert [event["cause"] for event in plans.events(conn, "replay.aborted")] == [found["cause"]]
         adds_up(conn)
 
     def test_next_stage_waits_for_outcomes(self, conn: Connection, clock: Clock) -> None:
         started(conn, die(conn, 10), canary=2)
         assert step(conn)["moved"] == 2
         clock.advance(3600)
-        told = step(conn)
-        assert (told["moved"], told["note"]) == (0, "waiting for the outcomes of the canary")
+        result = step(conn)
+        assert (result["moved"], result["note"]) == (0, "waiting for the outcomes of the canary")
         for moved in (0, 4):
             ack(conn, claim(conn).lease)
             assert step(conn)["moved"] == moved
@@ -236,8 +236,8 @@ class TestPace:
         assert step(conn)["wait"] == timedelta(seconds=1), "it says how long to wait"
         command(conn, "cancel", slow)
         started(conn, die(conn, 10))
-        told = step(conn, 4)
-        assert (told["moved"], told["wait"], told["note"]) == (4, timedelta(0), None)
+        result = step(conn, 4)
+        assert (result["moved"], result["wait"], result["note"]) == (4, timedelta(0), None)
 
     def test_window_limits_what_is_in_flight(self, conn: Connection) -> None:
         started(conn, die(conn, 10), window=3)
@@ -261,8 +261,8 @@ def test_plan_that_cannot_continue_is_paused_and_stops_no_other(conn: Connection
         "create trigger fall before update on bartleby.replay_item for each row"
         f" when (old.replay_id = {broken}) execute function public.fall()".encode()
     )
-    told = {each["replay_id"]: each for each in steps(conn)}
-    assert (told[broken]["status"], told[sound]["moved"]) == ("paused", 2)
+    results = {each["replay_id"]: each for each in steps(conn)}
+    assert (results[broken]["status"], results[sound]["moved"]) == ("paused", 2)
     assert shown(conn, broken, "cause") == ["it could not go on: it fell"]
     conn.execute("drop trigger fall on bartleby.replay_item")
     command(conn, "resume", broken)

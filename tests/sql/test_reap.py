@@ -210,7 +210,7 @@ def test_second_settlement_waits_while_its_lease_is_settled_or_reaped(
         clock.advance(1)
 
 
-def test_reaper_neither_waits_for_a_settlement_or_a_start_nor_takes_the_lease(
+def test_reaper_skips_a_lease_that_is_being_settled_or_started(
     conn: Connection, clock: Clock, connect: Connect, suspect: int
 ) -> None:
     clock.stop()

@@ -41,7 +41,7 @@ def leave_traces(conn: Connection) -> None:
     conn.execute("update bartleby.segment set current = slot = 1")
 
 
-def test_reset_leaves_no_trace_of_a_test_nor_what_it_left_open(pool: Pool) -> None:
+def test_reset_removes_every_trace_of_a_test_and_ends_its_sessions(pool: Pool) -> None:
     with pool.lend("first") as database:
         before = contents(database.conn)
         other = psycopg.connect(database.dsn)

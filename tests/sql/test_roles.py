@@ -94,7 +94,7 @@ def read(conn: Connection) -> None:
 
 @pytest.mark.seed("brighter-36", "brighter-39")
 def test_each_role_works_through_functions_and_views_alone(conn: Connection) -> None:
-    """Those who work reject without any right in the queue that the copy goes to."""
+    """A worker can reject without any right in the queue that the copy goes to."""
     sql.create(conn, "dead")
     sql.create(conn, dead_letter_to="dead")
     put_sink(conn, options={"password": "secret"})

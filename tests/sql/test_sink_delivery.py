@@ -72,7 +72,7 @@ class TestCollection:
         assert kinds(received(conn)) == ["group.opened", "dead_letter.created"]
 
     def test_letters_of_sinks_have_no_events(self, conn: Connection) -> None:
-        """Else a sink that refuses everything is told of that for ever."""
+        """Otherwise each refusal of a sink would become an event that it refuses again."""
         put_sink(conn)
         put_sink(conn, "other")
         die(conn)
@@ -82,9 +82,9 @@ class TestCollection:
         change(conn, "discard", *letters)
         change(conn, "restore", *letters)
         change(conn, "replay", *letters)
-        told = everything(conn, kind="dead_letter")
-        assert {each["data"]["queue"] for each in told} == {"q"}
-        assert len(told) == 1
+        events = everything(conn, kind="dead_letter")
+        assert {each["data"]["queue"] for each in events} == {"q"}
+        assert len(events) == 1
 
     def test_idle_relay_is_woken_and_a_paused_sink_collects(self, connect: Connect, conn: Connection) -> None:
         put_sink(conn)
@@ -106,13 +106,13 @@ class TestRefusals:
     def test_refused_events_are_dead_letters_of_the_sink(self, conn: Connection) -> None:
         put_sink(conn)
         die(conn)
-        told = received(conn)
-        assert refuse(conn, told) == 2
+        events = received(conn)
+        assert refuse(conn, events) == 2
         found = sql.rows(conn, "select * from bartleby.dead_letters where queue = 'sink.bus' order by message_id")
         group, letter = sql.column(conn, "select id from bartleby.events where queue = 'q' order by id")
         assert [each["payload"] for each in found] == [{"event": group}, {"event": letter, "ordinals": [1]}]
-        assert documents(conn, [each["payload"] for each in found]) == told
-        assert [each["key"] for each in found] == [each["id"] for each in told]
+        assert documents(conn, [each["payload"] for each in found]) == events
+        assert [each["key"] for each in found] == [each["id"] for each in events]
         known = {"reason": "terminal", "error_type": "Refused", "error": "too large", "worker": "relay-1"}
         assert [{name: each[name] for name in known} for each in found] == [known, known]
         assert sink_of(conn)["refused"] == 2
@@ -125,14 +125,14 @@ class TestRefusals:
         put_sink(conn)
         put_sink(conn, "other", types=["dead_letter.*"])
         die(conn)
-        told = received(conn)
-        assert refuse(conn, [told[0], told[0]]) == 1  # so nobody waits to open their group
+        events = received(conn)
+        assert refuse(conn, [events[0], events[0]]) == 1  # so that no session waits to open their group
         one, two = connect(autocommit=False), connect()
-        assert refuse(one, told[1:]) == 1
-        with sql.waiting(conn, two, lambda conn: refuse(conn, told[1:]), for_whom=one) as second:
+        assert refuse(one, events[1:]) == 1
+        with sql.waiting(conn, two, lambda conn: refuse(conn, events[1:]), for_whom=one) as second:
             one.commit()
             assert second.result() == 0
-        assert (refuse(conn, told), sink_of(conn)["refused"]) == (0, 2)
+        assert (refuse(conn, events), sink_of(conn)["refused"]) == (0, 2)
         assert (sink_of(conn, "other")["refused"], sink_of(conn, "other")["waiting"]) == (0, 1)
         anonymous = [{"id": each["id"], "error_type": "Refused"} for each in received(conn, "other")]
         assert sql.value(conn, "select bartleby.refuse_events('other', %s)", Jsonb(anonymous)) == 1
@@ -147,8 +147,8 @@ class TestRefusals:
         put_sink(conn, "alarms", types=["group.*"])
         die(conn, 30)
         rounds = 0
-        while told := received(conn):
-            refuse(conn, told)
+        while events := received(conn):
+            refuse(conn, events)
             while sql.value(conn, "select bartleby.tally()"):
                 pass
             rounds += 1
@@ -163,8 +163,8 @@ class TestRefusals:
     def test_event_refused_again_is_dead_again(self, conn: Connection) -> None:
         put_sink(conn)
         die(conn)
-        told = received(conn)
-        refuse(conn, told)
+        events = received(conn)
+        refuse(conn, events)
         ids = sql.column(conn, "select message_id from bartleby.dead_letters where queue = 'sink.bus'")
         for action in ("replay", "discard", "resolve"):
             with conn.transaction(force_rollback=True):
@@ -175,7 +175,7 @@ class TestRefusals:
                 if action != "replay":
                     emit_again(conn, [{"event": each["event_id"]} for each in emitted(conn)])
                 claimed = sql.claim(conn, 10, "sink.bus")
-                refuse(conn, [each for each in documents(conn, claimed.payloads) if each in told])
+                refuse(conn, [each for each in documents(conn, claimed.payloads) if each in events])
                 sql.ack(conn, claimed.lease)
                 assert sink_of(conn)["refused"] == 2, action
 
@@ -184,8 +184,8 @@ class TestRefusals:
         payload = {"n": 123456789012345678901234567890, "nothing": None, "of": "customer-7"}
         die_of(conn, payload, key="customer-7", failure={"error": "customer-7 is unknown"})
         die(conn, 120)
-        told = received(conn)
-        refused = [told[0], told[6], told[120]]
+        events = received(conn)
+        refused = [events[0], events[6], events[120]]
         assert refuse(conn, refused) == 3
         letters = sql.rows(conn, "select * from bartleby.dead_letters where queue = 'sink.bus' order by message_id")
         assert documents(conn, [each["payload"] for each in letters]) == refused
@@ -205,18 +205,18 @@ class TestReconciling:
         for count in (1, 250, 3, 100):
             die(conn, count)
         change(conn, "discard", *sql.column(conn, "select message_id from bartleby.dead_letters"))
-        told = [each["id"] for each in everything(conn)]
+        ids = [each["id"] for each in everything(conn)]
         for limit in (1, 2, 3, 100):
             after, found = 0, list[Row]()
             while page := emitted(conn, after, limit):
                 assert len({each["event_id"] for each in page}) <= limit
                 found += page
                 after = page[-1]["event_id"]
-            assert [each["id"] for each in found] == told
+            assert [each["id"] for each in found] == ids
         last = emitted(conn, limit=10_000)[-1]
         assert [
             each["id"] for each in documents(conn, [{"event": last["event_id"], "ordinals": [last["ordinal"]]}])
-        ] == [told[-1]]
+        ] == [ids[-1]]
 
     def test_emitted_events_are_those_of_the_sink_and_the_period(self, conn: Connection, clock: Clock) -> None:
         sql.create(conn, "other")
@@ -229,17 +229,17 @@ class TestReconciling:
         clock.advance(3600)
         until = sql.value(conn, "select bartleby.clock()")
         die(conn, 1, "other")
-        told = received(conn)
-        assert [each["id"] for each in emitted(conn)] == [each["id"] for each in told]
+        events = received(conn)
+        assert [each["id"] for each in emitted(conn)] == [each["id"] for each in events]
         found = sql.rows(conn, "select * from bartleby.emitted('bus', %s, %s)", since, until)
-        assert [each["id"] for each in found] == [each["id"] for each in told if about([each], sent)]
+        assert [each["id"] for each in found] == [each["id"] for each in events if about([each], sent)]
         assert since <= found[0]["created_at"] < until
 
     def test_events_are_sent_again_with_their_ids_and_kept_until_then(self, conn: Connection, clock: Clock) -> None:
         sql.create(conn, "q", retention="10 years")
         put_sink(conn)
         die(conn, 3)
-        told = received(conn)
+        events = received(conn)
         group, letters = sql.column(conn, "select id from bartleby.events order by id")
         again = [{"event": letters, "ordinals": [3, 1]}, {"event": group}]
         assert emit_again(conn, again) == 2
@@ -250,7 +250,7 @@ class TestReconciling:
         emit_again(conn, [again[0], {"event": group, "ordinals": None}])
         clock.advance(2 * DAY)
         conn.execute("select bartleby.prune()")
-        assert received(conn) == [told[1], told[3], told[0]]
+        assert received(conn) == [events[1], events[3], events[0]]
         bad: list[Any] = [
             *({}, None, "x", [1], [None], [{}], [{"event": "1"}], [{"event": None}]),
             *([{"event": 1.5}], [{"event": -1}], [{"event": 10**30}], [{"event": 1, "ordinals": 1}]),
@@ -262,7 +262,7 @@ class TestReconciling:
 
 
 class TestKeeping:
-    """Events are kept for 30 days, and as long as a sink has not heard of them."""
+    """Events are kept for 30 days, and as long as a sink has not received them."""
 
     @pytest.fixture(autouse=True)
     def _letters_are_kept_for_long(self, conn: Connection) -> None:
@@ -307,9 +307,9 @@ class TestKeeping:
     def test_refused_event_that_can_be_restored_is_kept(self, conn: Connection, clock: Clock) -> None:
         put_sink(conn, types=["dead_letter.*"])
         die(conn)
-        told = received(conn)
+        events = received(conn)
         clock.advance(20 * DAY)
-        refuse(conn, told)
+        refuse(conn, events)
         ids = sql.column(conn, "select message_id from bartleby.dead_letters where queue = 'sink.bus'")
         for action, undo in (("discard", "restore"), ("hold", "release")):
             with conn.transaction(force_rollback=True):
@@ -318,4 +318,4 @@ class TestKeeping:
                 self.prune(conn)
                 change(conn, undo, *ids)
                 change(conn, "replay", *ids)
-                assert [each for each in received(conn) if each in told] == told, action
+                assert [each for each in received(conn) if each in events] == events, action

@@ -131,8 +131,8 @@ def test_secrets_are_in_no_view_and_no_audit_entry(conn: Connection) -> None:
     put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, "more": 1})
     remove_sink(conn)
     put_sink(conn, "bus", "rabbitmq", options={**HIDDEN, **SHOWN}, delay=3, timeout="1 min", link=None)
-    told = json.dumps([sql.rows(conn, "select * from bartleby.sinks"), audited(conn)], default=str)
-    assert ("s3cr3t" in told, "p@ss" in told, "a.example" in told) == (False, False, True)
+    shown = json.dumps([sql.rows(conn, "select * from bartleby.sinks"), audited(conn)], default=str)
+    assert ("s3cr3t" in shown, "p@ss" in shown, "a.example" in shown) == (False, False, True)
     assert {name: sink_of(conn)["options"][name] for name in SHOWN} == SHOWN
     assert sql.row(conn, "select * from bartleby.sink_settings()") == {
         "name": "bus", "kind": "rabbitmq", "options": {**HIDDEN, **SHOWN}, "attempts": 2, "delay": 3.0,
@@ -140,9 +140,9 @@ def test_secrets_are_in_no_view_and_no_audit_entry(conn: Connection) -> None:
     }, "the relay reads them"  # fmt: skip
     for kind, options in ODD_PLACES:
         put_sink(conn, "bus", kind, options=options)
-        told = json.dumps(sink_of(conn), default=str)
-        assert "s3cr3t" not in told, options
-        assert "bus.example" in told, options
+        shown = json.dumps(sink_of(conn), default=str)
+        assert "s3cr3t" not in shown, options
+        assert "bus.example" in shown, options
     assert "s3cr3t" not in json.dumps(audited(conn), default=str)
 
 
@@ -186,7 +186,7 @@ class TestReports:
         ]
 
     def test_emitting_does_not_wait_for_a_report(self, connect: Connect, conn: Connection) -> None:
-        """Emitting waits for no relay, and no relay for those who emit."""
+        """A session that emits does not wait for a relay, and a relay does not wait for it."""
         put_sink(conn)
         relay, worker = connect(autocommit=False), connect()
         report(relay, 1, 1, "down")
@@ -265,7 +265,7 @@ class TestRemoving:
         assert sql.stats(conn)["dead"] == 2
 
     def test_removal_and_opening_of_a_breaker_do_not_deadlock(self, connect: Connect, conn: Connection) -> None:
-        """Whoever opens one has the table of queues and wants that of sinks."""
+        """A session that opens one has locked the table of queues and waits for that of sinks."""
         put_sink(conn)
         conn.execute("select bartleby.open_breaker('q', 'down', '0')")
         conn.execute("select bartleby.close_breaker('q', 'ann', 'up')")
@@ -283,7 +283,7 @@ class TestRemoving:
         assert len(events(conn, "breaker.opened")) == 2
 
     def test_removal_and_cancelling_of_a_plan_do_not_deadlock(self, connect: Connect, conn: Connection) -> None:
-        """Both want the audit trail and the sinks: in one order."""
+        """Both lock the audit log and the sinks, in one order."""
         put_sink(conn)
         number = started(conn, die(conn, 3))
         operator, another = connect(autocommit=False), connect()
@@ -312,7 +312,7 @@ class TestRemoving:
 
 
 def test_sink_queues_accept_only_events_and_their_names_are_reserved(conn: Connection) -> None:
-    """What they contain is sent to the world as ours."""
+    """Their content is sent to other systems as events of Bartleby."""
     put_sink(conn)
     for call in (
         *("create_queue('sink.mine')", "create_queue('sink.bus')", "drop_queue('sink.bus')"),

@@ -1,4 +1,4 @@
-"""Upkeep: who holds the duty, what is forgotten when it is old, and what an idle queue waits for."""
+"""Upkeep: the holder of the duty, deletion of old rows, and the next event that an idle queue waits for."""
 
 from collections import Counter
 from datetime import timedelta

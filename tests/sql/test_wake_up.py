@@ -47,7 +47,7 @@ def test_idle_worker_is_notified_until_its_idle_time_is_over(
     sql.send(conn, "busy")
     sql.send(conn, "busy", delay="1 second")
     clock.advance(2)
-    assert (sql.drain(conn), heard(conn, worker)) == (["busy", "busy"], 0), "nobody sleeps"
+    assert (sql.drain(conn), heard(conn, worker)) == (["busy", "busy"], 0), "no worker sleeps"
     for n in range(10):
         assert idle(worker) == LONG
         sql.send(conn, n, "other")

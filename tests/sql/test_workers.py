@@ -120,7 +120,7 @@ def test_unknown_and_unnamed_workers_are_refused(conn: Connection) -> None:
     assert column(conn, "select name from bartleby.workers") == []
 
 
-def test_report_never_waits_for_a_drain_but_a_drain_for_a_report(conn: Connection, connect: Connect) -> None:
+def test_drain_waits_for_a_report_but_a_report_never_waits_for_a_drain(conn: Connection, connect: Connect) -> None:
     """Leases are renewed on the same connection."""
     report(conn)
     seen = the_worker(conn)["seen_at"]

@@ -42,6 +42,6 @@ def test_group_is_replayed_from_its_page(dsn: str) -> None:
         is_live(page)
         expect(page.locator("body")).to_contain_text("<script>alert(1)</script>")
         look.close()
-        assert look.said == []
+        assert look.messages == []
         assert set(statuses(site.client, letters)) == {"resolved"}
     assert sorted(handled) == letters

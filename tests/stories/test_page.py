@@ -1,4 +1,4 @@
-"""The page of decisions is what the marks on the tests say."""
+"""The page of decisions matches the marks on the tests."""
 
 import tomllib
 

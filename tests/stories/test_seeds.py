@@ -11,7 +11,7 @@ from bartleby.testing import Clock, drain
 from tests.kit import sql
 from tests.kit.plans import die, die_of, places
 from tests.kit.sql import Connection, claim, create, fail_all, refused, send, value
-from tests.kit.worker import Told
+from tests.kit.worker import CapturedLog
 
 ON_CALL = Path(__file__).parents[2] / "docs" / "howto" / "on-call.md"
 CREATED = "select count(*) from bartleby.events where type = 'io.bartleby.dead_letter.created'"
@@ -53,7 +53,7 @@ def test_worker_logs_each_failure_and_warns_of_each_death(conn: Connection, app:
 
     create(conn, max_attempts=2, breaker="off")
     for payload, failed, attempt in (("fails", ["KeyError: 'AT'"], 2), ("is refused", [], 1)):
-        with Told.listening() as log:
+        with CapturedLog.capturing() as log:
             sent = send(conn, payload)
             drain(app)
         assert [each.getMessage() for each in log.of("message.failed")] == failed

@@ -40,7 +40,7 @@ def test_words_become_one_filter() -> None:
         assert Selection(filter).mentions("status") is mentions, filter
 
 
-def test_numbers_are_ids_and_nothing_is_not_everything() -> None:
+def test_numbers_are_ids_and_an_empty_selection_is_refused() -> None:
     assert Selection.of(["3", "1", "3"]).as_filter == "id:3,1 status:any"
     assert Selection.of(["٣"]).ids is None  # a decimal digit, but not an ASCII one
     with pytest.raises(NotUnderstood, match="no message has such an id"):

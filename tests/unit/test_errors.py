@@ -50,7 +50,7 @@ def failed(kind: type[psycopg.Error], sqlstate: str | None = None) -> psycopg.Er
     return error
 
 
-def test_database_errors_become_ours_or_stay_what_they_are() -> None:
+def test_database_errors_are_translated_or_raised_unchanged() -> None:
     rows: list[tuple[psycopg.Error, type[Exception]]] = [
         *((failed(psycopg.DatabaseError, code), kind) for code, kind in BY_SQLSTATE.items()),
         *((failed(kind), NotInstalled) for kind in (pg.InvalidSchemaName, pg.UndefinedFunction, pg.UndefinedTable)),

@@ -222,7 +222,7 @@ def filled(template: str) -> str:
     return re.sub(r"<([a-z]+)(\d*)>", lambda found: FILLERS[found[1]](int(found[2] or 0)), template)
 
 
-def test_realistic_messages_neither_split_nor_merge() -> None:
+def test_realistic_messages_do_not_split_or_merge_groups() -> None:
     owners: dict[tuple[str, str], set[str]] = {}
     split = []
     for kind, _, template in (each.partition(": ") for each in MESSAGES):

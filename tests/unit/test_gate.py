@@ -95,7 +95,7 @@ def is_elapsed(node: ast.AST) -> bool:
     )
 
 
-def test_gate_neither_measures_nor_sleeps_nor_asserts_elapsed_time() -> None:
+def test_gate_does_not_measure_sleep_or_assert_elapsed_time() -> None:
     found = Counter(
         f"{name} {code}"
         for file in set(TESTS.rglob("*.py")) - {Path(__file__)}

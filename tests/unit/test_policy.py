@@ -174,7 +174,7 @@ def test_errors_that_the_handler_lists_are_terminal() -> None:
 
 
 @pytest.mark.seed("outbox-67")
-def test_outcomes_of_the_handler_go_before_its_list() -> None:
+def test_outcomes_of_the_handler_take_precedence_over_its_list() -> None:
     assert classify(Snooze(30), [Exception]) == Ruling("release", "the handler asked for a delay of 30 s", 30.0)
     asked = Ruling("retry", "the handler asked for a retry after 120 s", 120.0)
     assert classify(Retry(after=timedelta(minutes=2)), [Exception]) == asked

@@ -275,7 +275,7 @@ def test_without_authentication_the_local_user_is_an_admin_and_others_are_refuse
 
 
 def test_without_authentication_a_request_passed_on_by_a_proxy_is_refused(dsn: str, open_console: OpenConsole) -> None:
-    # a proxy that calls us localhost would make an admin of everyone it lets through
+    # a proxy that calls us localhost would make an admin of every caller
     unguarded, guarded = open_console(authenticate=False), open_console()
     elsewhere = open_console(authenticate=False, proxy=ProxySettings(("10.0.0.0/8",)))
     known = visiting(unguarded, Authorization=f"Bearer {add_token(dsn, 'reader')}")

@@ -1,4 +1,4 @@
-"""`bartleby console`: where it listens, whom it lets in, and its settings."""
+"""`bartleby console`: its address, the callers that it accepts, and its settings."""
 
 import contextlib
 import os
@@ -130,7 +130,7 @@ def test_console_beyond_this_machine_does_not_start_without_authentication(dsn: 
         refused("0.0.0.0", *words)  # noqa: S104
 
 
-def test_options_say_who_is_let_in(dsn: str, served: Callable[..., FastAPI]) -> None:
+def test_options_select_the_accepted_callers(dsn: str, served: Callable[..., FastAPI]) -> None:
     def status(app: FastAPI, host: str = "localhost", **headers: str) -> int:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
         return visiting(app, host=host).get(OPENAPI, headers=names).status_code

@@ -1,4 +1,4 @@
-"""The event stream of a page: it counts once for equal principals, and asks again who listens."""
+"""The event stream of a page: it counts once for equal principals, and authenticates its listeners again."""
 
 import asyncio
 import contextlib
@@ -76,13 +76,13 @@ async def first(heart: live.Heart, principal: Principal = READER) -> str:
 def test_principals_of_the_same_queues_share_one_query(client: Client) -> None:
     client.create_queue("mail")
     bury(client, [{"n": 1}])
-    everyone = [
+    listeners = [
         Principal(f"a-{number}", Role.READER, queues) for queues in (None, frozenset({"mail"})) for number in range(30)
     ]
 
     async def main() -> list[str]:
         heart = live.Heart(client)
-        heard = await asyncio.gather(*(first(heart, each) for each in everyone))
+        heard = await asyncio.gather(*(first(heart, each) for each in listeners))
         assert heart.beats == 1
         return heard
 
@@ -93,7 +93,7 @@ def test_principals_of_the_same_queues_share_one_query(client: Client) -> None:
     assert all('"letters.dead":0' in each and "orders" not in each for each in heard[30:])
 
 
-def test_pulse_from_before_anyone_listened_is_not_sent(client: Client) -> None:
+def test_pulse_from_before_the_first_listener_is_not_sent(client: Client) -> None:
     heart = live.Heart(client, live.Pulse(datetime(2026, 1, 1, tzinfo=UTC), (), (), (), ()))
     assert '"queue.orders.dead":0' in asyncio.run(first(heart))
 

@@ -118,7 +118,7 @@ def test_tree_keeps_digits_marks_hidden_values_and_knows_paths() -> None:
     assert [each.height for each in showing.bars([0, 1, 10_000])] == [0, 1.5, 24], "what is not zero can be seen"
 
 
-def test_trend_of_a_group() -> None:
+def test_trend_of_a_group_follows_its_recent_deaths() -> None:
     for hours, last, expected in (
         ([0] * 24, 0, "quiet"),
         ([0] * 23 + [9], 9, "growing"),

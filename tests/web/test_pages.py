@@ -25,7 +25,7 @@ from bartleby.surfaces.web.pages.words import FIELDS
 from tests.kit.api import SAME, shorten_searches
 from tests.kit.burying import bury, statuses
 from tests.kit.clock import move_clock
-from tests.kit.shop import furnish
+from tests.kit.shop import fill_shop
 from tests.kit.worker import present
 from tests.web.conftest import ClientAs
 
@@ -422,7 +422,7 @@ def test_every_command_that_a_page_offers_can_be_typed(browser: TestClient, dsn:
     with pytest.raises(click.NoSuchOption):
         parse(cli, ["bartleby", "sinks", "add", "a", "webhook", "--set", "b=c"])
     with Client(dsn) as client:
-        ids = furnish(client)
+        ids = fill_shop(client)
         client.split_group(ids["group"], "payload.order.currency", "JPY", actor="ana", reason="another bug")
     pages = (
         "/", "/groups", "/groups/{group}", "/letters", "/letters?filter=queue:orders", "/letters/{letter}",

@@ -1,4 +1,4 @@
-"""Walks over every route of the application: who may use it, no secret, no markup, nothing changed by looking.
+"""Walks over every route of the application: which roles may use it, no secret, no markup, and no change by a read.
 
 Routes are found in the application itself. The least role of each is what docs/reference/http.md says.
 """

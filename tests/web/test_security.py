@@ -93,7 +93,7 @@ def test_page_of_another_site_changes_and_reads_nothing(open_console: OpenConsol
         {"Origin": "http://LOCALHOST:80"}, {"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost"},
     ):  # fmt: skip
         assert post(visitor, headers) == 200, headers
-    # reading changes nothing; a browser hides the answer from the page unless a header of ours allows it
+    # reading changes nothing; a browser hides the answer from the page unless a response header allows it
     read = visitor.get(LOOK, headers=FOREIGN[0])
     asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     preflight = visitor.options(CHANGE, headers=asked)

@@ -8,7 +8,7 @@ import psycopg
 
 from bartleby import AlreadyHandled, Bartleby, Done, Message, Retry, Snooze, Terminal
 from tests.kit.sql import value
-from tests.kit.worker import BOTH, Conn, Liar, Unborn, drain, handler_of, state, until, working
+from tests.kit.worker import BOTH, Conn, FailingTerminal, HostileAnswer, drain, handler_of, state, until, working
 
 
 @dataclass
@@ -117,9 +117,9 @@ ANSWERS: dict[str, tuple[Any, int]] = {
     "endless": (endless, 4),
     "breaks_off": (breaks_off, 0),
     "broken_mapping": (lambda _: Broken(), 0),
-    "lying_values": (lambda messages: {message.id: Liar() for message in messages}, 0),
-    "lying_key": (lambda _: {Liar(): 1}, 0),
-    "unborn": (lambda messages: [Unborn for _ in messages], 0),
+    "hostile_values": (lambda messages: {message.id: HostileAnswer() for message in messages}, 0),
+    "hostile_key": (lambda _: {HostileAnswer(): 1}, 0),
+    "failing_terminal": (lambda messages: [FailingTerminal for _ in messages], 0),
     "exit": (raising(SystemExit(1)), 0),
     "already_handled_without_id": (raising(AlreadyHandled()), 0),
     "already_handled_of_another_queue": (raising(AlreadyHandled("elsewhere", message_id=1 << 40)), 0),

@@ -6,7 +6,7 @@ import pytest
 from bartleby import Bartleby, Message, Queue
 from tests.kit.clock import move_clock
 from tests.kit.sql import value
-from tests.kit.worker import Conn, Told, drain, handler_of, numbered, state, until, working
+from tests.kit.worker import CapturedLog, Conn, drain, handler_of, numbered, state, until, working
 
 
 class Bank:
@@ -37,7 +37,7 @@ def send(app: Bartleby, count: int, queue: str = "orders") -> None:
 
 @pytest.mark.own_database
 def test_outage_costs_no_attempts_and_ends_when_probes_succeed(  # noqa: PLR0915 - one story
-    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch
+    app: Bartleby, conn: Conn, log: CapturedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two workers open it once and probe one message at a time; another queue goes on."""
     monkeypatch.setattr("bartleby.fetching._LONGEST_SLEEP", 0.1)  # the clock moves without a word to sleepers
@@ -77,7 +77,7 @@ def test_outage_costs_no_attempts_and_ends_when_probes_succeed(  # noqa: PLR0915
     assert (one.worker.counts + two.worker.counts)["dead"] == 0
     assert state(conn) == (0, 0, 0, 0)
     assert events(conn) == [("opened", "orders"), ("closed", "orders")]
-    assert told.of("breaker.opened")
+    assert log.of("breaker.opened")
     charged = (
         "select max(n) from (select count(*) filter (where rule not like '%%not charged%%') n"
         " from bartleby.attempts group by message_id) a"
@@ -99,7 +99,7 @@ def test_database_errors_in_handlers_open_the_breaker(app: Bartleby, conn: Conn)
 
 
 @pytest.mark.own_database
-def test_breaker_that_cannot_be_opened_prevents_no_settlement(app: Bartleby, conn: Conn, told: Told) -> None:
+def test_breaker_that_cannot_be_opened_prevents_no_settlement(app: Bartleby, conn: Conn, log: CapturedLog) -> None:
     conn.execute(
         "create or replace function bartleby.open_breaker(p_queue text, p_cause text, p_over interval) returns boolean"
         " language plpgsql as $$ begin raise exception 'no' using errcode = 'XX000'; end $$"
@@ -107,6 +107,6 @@ def test_breaker_that_cannot_be_opened_prevents_no_settlement(app: Bartleby, con
     app.handler("orders", retry={"max_attempts": 1})(handler_of(Bank().ask, awaited=True))
     send(app, 20)
     assert drain(app) == {"dead": 20}
-    assert told.of("breaker.failed")
-    assert not told.of("settlement.impossible")
+    assert log.of("breaker.failed")
+    assert not log.of("settlement.impossible")
     assert state(conn) == (0, 0, 0, 20)

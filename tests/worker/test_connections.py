@@ -12,7 +12,7 @@ from bartleby import worker as worker_module
 from tests.kit import worker as kit
 from tests.kit.proxy import Proxy, proxied
 from tests.kit.sql import value
-from tests.kit.worker import BOTH, LONG, Conn, Gate, Told, handler_of, numbered, state, until, working
+from tests.kit.worker import BOTH, LONG, CapturedLog, Conn, Gate, handler_of, numbered, state, until, working
 
 NAMES = ["claims", "settles", "heartbeat", "listener", "janitor", "replays"]
 
@@ -50,7 +50,7 @@ def fill(app: Bartleby, count: int, first: int = 0) -> None:
 # Sessions that are ended
 
 
-def test_each_connection_is_made_anew_when_its_session_is_ended(app: Bartleby, conn: Conn, told: Told) -> None:
+def test_each_connection_is_made_anew_when_its_session_is_ended(app: Bartleby, conn: Conn, log: CapturedLog) -> None:
     ledger, gate = Ledger(app, lease=600), Gate()
     app.handler("slow", lease=600)(gate.handler(awaited=False))  # held all the time: the heartbeat has work
     app.client.create_queue("slow")
@@ -71,9 +71,9 @@ def test_each_connection_is_made_anew_when_its_session_is_ended(app: Bartleby, c
     assert sorted(ledger.runs) == list(range(5 * len(NAMES)))  # type: ignore[type-var]
     assert ledger.attempts == {1}
     assert value(conn, "select count(*) from bartleby.attempts") == 0
-    assert told.of("listener.lost")
+    assert log.of("listener.lost")
     for event in ("database.away", "database.back"):
-        assert [each.fields["connection"] for each in told.of(event)].count("claims") == 1  # type: ignore[attr-defined]
+        assert [each.fields["connection"] for each in log.of(event)].count("claims") == 1  # type: ignore[attr-defined]
 
 
 # The database refuses
@@ -101,7 +101,7 @@ def accept(conn: Conn, name: str) -> None:
 
 @pytest.mark.seed("cordum-13")
 @pytest.mark.own_database
-def test_call_that_the_server_cannot_take_now_is_repeated(app: Bartleby, conn: Conn, told: Told) -> None:
+def test_call_that_the_server_cannot_take_now_is_repeated(app: Bartleby, conn: Conn, log: CapturedLog) -> None:
     """A full disk, a deadlock, a read-only server: repeated until it is accepted, and the handler runs once."""
     runs: list[str] = []
 
@@ -120,8 +120,8 @@ def test_call_that_the_server_cannot_take_now_is_repeated(app: Bartleby, conn: C
         for number, (name, sqlstate) in enumerate(refusals):
             refuse(conn, name, sqlstate)
             app.client.send("orders", name)
-            until(lambda: told.of("settlement.impossible") or value(conn, "select last_value > 3 from refusals"))
-            assert not told.of("settlement.impossible"), (name, sqlstate)
+            until(lambda: log.of("settlement.impossible") or value(conn, "select last_value > 3 from refusals"))
+            assert not log.of("settlement.impossible"), (name, sqlstate)
             assert running.worker.counts.total() == number, (name, sqlstate)
             accept(conn, name)
             until(lambda: running.worker.counts.total() == number + 1, what=f"{name} {sqlstate}")  # noqa: B023
@@ -151,7 +151,7 @@ def test_claims_wait_while_nothing_can_be_settled(app: Bartleby, conn: Conn, awa
 @pytest.mark.own_database
 @BOTH
 def test_settlement_that_is_never_accepted_ends_with_its_lease(
-    app: Bartleby, conn: Conn, told: Told, awaited: bool
+    app: Bartleby, conn: Conn, log: CapturedLog, awaited: bool
 ) -> None:
     """Later ones are not blocked; the lease is not renewed, so the other handlers of it are cancelled."""
     begun = threading.Event()
@@ -169,13 +169,13 @@ def test_settlement_that_is_never_accepted_ends_with_its_lease(
     refuse(conn, "ack", "XX000")
     fill(app, 2)
     with working(app) as running:
-        until(lambda: told.of("settlement.impossible"))
+        until(lambda: log.of("settlement.impossible"))
         assert gate.cancelled.wait(LONG)
         accept(conn, "ack")
         fill(app, 5, 2)
         until(lambda: running.worker.counts["done"] == 5)
         assert state(conn)[1] == 2, "until it lapses"
-        assert len(told.of("lease.lost")) == 1
+        assert len(log.of("lease.lost")) == 1
 
 
 @pytest.mark.own_database
@@ -234,11 +234,11 @@ def test_handler_whose_lease_cannot_be_renewed_is_cancelled_and_the_worker_can_b
 
 @pytest.mark.seed("outbox-3")
 @pytest.mark.pgbouncer
-def test_worker_polls_behind_a_pooler(app: Bartleby, pooled_dsn: str, conn: Conn, told: Told) -> None:
+def test_worker_polls_behind_a_pooler(app: Bartleby, pooled_dsn: str, conn: Conn, log: CapturedLog) -> None:
     pooled = Bartleby(pooled_dsn)
     ledger = Ledger(pooled)
     with working(pooled) as running:
-        until(lambda: told.of("listener.off"))
+        until(lambda: log.of("listener.off"))
         for number in range(3):
             fill(app, 1, number)
             until(lambda: len(ledger.runs) == number + 1)  # noqa: B023 - at once

@@ -213,7 +213,7 @@ def test_context_variables_do_not_leak_into_the_next_message(app: Bartleby) -> N
     assert set(found) == {0}
 
 
-def test_concurrency_of_the_handler_goes_before_that_of_the_worker(app: Bartleby) -> None:
+def test_concurrency_of_the_handler_takes_precedence_over_that_of_the_worker(app: Bartleby) -> None:
     for queue, concurrency in (("own", 3), ("all", None)):
         for awaited in (False, True):
             app.handler(f"{queue}{awaited:d}", concurrency=concurrency)(handler_of(print, awaited=awaited))

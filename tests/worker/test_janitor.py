@@ -12,7 +12,7 @@ from bartleby.config import Settings
 from bartleby.janitor import DUTY, Janitor
 from bartleby.surfaces.cli import upkeep as command
 from tests.kit.sql import column, value
-from tests.kit.worker import Conn, Told, present, sessions, until, working
+from tests.kit.worker import CapturedLog, Conn, present, sessions, until, working
 
 
 def holder(conn: Conn) -> str | None:
@@ -49,7 +49,7 @@ async def test_command_leaves_both_duties_on_sigterm(dsn: str, conn: Conn, monke
 
 
 @pytest.mark.seed("pgmq-47")
-async def test_round_reaps_turns_tallies_regroups_and_prunes(dsn: str, conn: Conn, told: Told) -> None:
+async def test_round_reaps_turns_tallies_regroups_and_prunes(dsn: str, conn: Conn, log: CapturedLog) -> None:
     reaped: list[Any] = []
     with Client(dsn) as client:
         client.create_queue("orders", {"retention": "1 hour"})
@@ -71,8 +71,8 @@ async def test_round_reaps_turns_tallies_regroups_and_prunes(dsn: str, conn: Con
         await janitor._leave()
         assert sorted(each.dead for each in client.groups()) == [1, 3]
     assert [(each.queue, each.worker, each.messages) for each in reaped] == [("orders", "dying", 1)]
-    assert told.of("segments.turned")
-    assert "forgot 1 handled" in [each.getMessage() for each in told.of("pruned")]
+    assert log.of("segments.turned")
+    assert "forgot 1 handled" in [each.getMessage() for each in log.of("pruned")]
     assert value(conn, "select count(*) from bartleby.handled") == 0
     assert value(conn, "select count(*) from bartleby.letter_delta") == 0
 

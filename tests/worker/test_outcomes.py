@@ -10,7 +10,19 @@ import pytest
 from bartleby import AlreadyHandled, Bartleby, Done, Message, Retry, Snooze, Terminal, outcomes, settling
 from tests.kit import poison
 from tests.kit.sql import value
-from tests.kit.worker import BOTH, Conn, Liar, Told, Unborn, drain, handler_of, numbered, state, until, working
+from tests.kit.worker import (
+    BOTH,
+    CapturedLog,
+    Conn,
+    FailingTerminal,
+    HostileAnswer,
+    drain,
+    handler_of,
+    numbered,
+    state,
+    until,
+    working,
+)
 
 
 class Fraud(Terminal):
@@ -94,8 +106,8 @@ def test_other_answers_and_hostile_ones_are_settled_too(app: Bartleby, awaited: 
     async def async_generator() -> Any:
         yield
 
-    done = [None, Done, Done(), 5, "text", {"a": 1}, [], object(), dict, False, Liar()]
-    failed = [Snooze, Unborn, KeyError("returned")]
+    done = [None, Done, Done(), 5, "text", {"a": 1}, [], object(), dict, False, HostileAnswer()]
+    failed = [Snooze, FailingTerminal, KeyError("returned")]
     to_be_run = [coroutine, generator, async_generator, Awaitable]
     to_be_run += [partial(poison.strike, name) for name in poison.EXCEPTIONS]
     answers: list[Callable[[], object]] = [*(lambda each=each: each for each in [*done, *failed]), *to_be_run]
@@ -109,7 +121,7 @@ def test_other_answers_and_hostile_ones_are_settled_too(app: Bartleby, awaited: 
     assert "declare it with async def" in (errors[3].error or "") or awaited
 
 
-def test_delay_of_thousands_of_years_becomes_a_hundred(app: Bartleby, conn: Conn, told: Told) -> None:
+def test_delay_of_thousands_of_years_becomes_a_hundred(app: Bartleby, conn: Conn, log: CapturedLog) -> None:
     def handle(message: Message) -> object:
         later, seconds = message.payload
         return Snooze(seconds) if later == "snooze" else Retry(after=seconds)
@@ -118,7 +130,7 @@ def test_delay_of_thousands_of_years_becomes_a_hundred(app: Bartleby, conn: Conn
     app.send_many("orders", [{"payload": [later, far]} for later in ("snooze", "retry") for far in (3000, 1e12)])
     counts = drain(app)
     assert (sum(counts.values()), counts["refused"]) == (4, 0)
-    assert not told.of("settlement.impossible")
+    assert not log.of("settlement.impossible")
     assert state(conn) == (0, 0, 4, 0)
     waits = "select run_at - now() > interval '90 years' from bartleby.deferred order by run_at"
     assert [far for (far,) in conn.execute(waits)] == [False, False, True, True]
@@ -126,7 +138,7 @@ def test_delay_of_thousands_of_years_becomes_a_hundred(app: Bartleby, conn: Conn
 
 @pytest.mark.parametrize("later", [Snooze, lambda seconds: Retry(after=seconds)], ids=["snooze", "retry"])
 def test_settlement_that_is_refused_does_not_affect_others(
-    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch, later: Callable[[float], object]
+    app: Bartleby, conn: Conn, log: CapturedLog, monkeypatch: pytest.MonkeyPatch, later: Callable[[float], object]
 ) -> None:
     monkeypatch.setattr(outcomes, "_CENTURY", float("inf"))  # the worker believes that the core takes any delay
     together = threading.Barrier(4)
@@ -138,15 +150,15 @@ def test_settlement_that_is_refused_does_not_affect_others(
     app.handler("orders", concurrency=4)(handler_of(handle, awaited=False))
     app.send_many("orders", numbered(4))
     with working(app):
-        until(lambda: told.of("settlement.refused"))
+        until(lambda: log.of("settlement.refused"))
         until(lambda: state(conn) == (0, 1, 3, 0))
-    assert [record.fields["messages"] for record in told.of("settlement.refused")] == [1]  # type: ignore[attr-defined]
-    assert not told.of("settlement.impossible")
+    assert [record.fields["messages"] for record in log.of("settlement.refused")] == [1]  # type: ignore[attr-defined]
+    assert not log.of("settlement.impossible")
 
 
-def test_releases_share_a_log_line(app: Bartleby, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_releases_share_a_log_line(app: Bartleby, log: CapturedLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "_MOMENT", 3600.0)
     app.handler("orders")(handler_of(lambda _: Snooze(3000, "not today"), awaited=True))
     app.send_many("orders", numbered(50))
     assert drain(app) == {"released": 50}
-    assert [record.fields["messages"] for record in told.of("message.released")] == [50]  # type: ignore[attr-defined]
+    assert [record.fields["messages"] for record in log.of("message.released")] == [50]  # type: ignore[attr-defined]

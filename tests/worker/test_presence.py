@@ -6,7 +6,7 @@ import pytest
 
 from bartleby import Bartleby, Client, WorkerReport, presence
 from tests.kit.relay import ANA, Bus, add, relaying
-from tests.kit.worker import LONG, Conn, Gate, Told, renew_now, until, working
+from tests.kit.worker import LONG, CapturedLog, Conn, Gate, renew_now, until, working
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_worker_is_seen_from_its_start_to_its_end(
 
 @pytest.mark.parametrize("orders", ["drain", "drain stop", "stop drain"])
 def test_drained_worker_finishes_what_runs_and_stops(
-    app: Bartleby, client: Client, gate: Gate, told: Told, *, orders: str
+    app: Bartleby, client: Client, gate: Gate, log: CapturedLog, *, orders: str
 ) -> None:
     """Draining workers and then sending SIGTERM to all of them is one order to stop, in either order."""
     client.send("orders", 1)
@@ -72,7 +72,7 @@ def test_drained_worker_finishes_what_runs_and_stops(
             if order == "stop":
                 running.stop()
             until(running.worker._shared.stopping.is_set)
-        until(lambda: told.of("worker.draining"))
+        until(lambda: log.of("worker.draining"))
         running.wait_for_loop()
         assert not running.worker._now.is_set()
         client.send("orders", 2)
@@ -82,12 +82,12 @@ def test_drained_worker_finishes_what_runs_and_stops(
         assert running.join() == {"done": 1}
         assert client.workers() == []
         assert [each.ready for each in client.queues()] == [1]
-    assert len(told.of("worker.draining")) == 1
+    assert len(log.of("worker.draining")) == 1
 
 
 @pytest.mark.own_database
 def test_worker_that_cannot_report_renews_its_leases_and_warns_once(
-    app: Bartleby, client: Client, conn: Conn, gate: Gate, *, told: Told, is_waiting: Callable[[], bool]
+    app: Bartleby, client: Client, conn: Conn, gate: Gate, *, log: CapturedLog, is_waiting: Callable[[], bool]
 ) -> None:
     """A report that waits for a lock gives up, and the renewal on the same connection gets its turn."""
     client.send("orders", 1)
@@ -101,13 +101,13 @@ def test_worker_that_cannot_report_renews_its_leases_and_warns_once(
             before = lease.deadline
             until(lambda: lease.deadline > before)
         conn.execute("drop function bartleby.report_worker")
-        until(lambda: told.of("worker.unreported"))
+        until(lambda: log.of("worker.unreported"))
         before = lease.deadline
         until(lambda: lease.deadline > before)
         gate.open()
         until(lambda: running.worker.counts["done"] == 1)
         assert running.end() == {"done": 1}
-    [warning] = told.of("worker.unreported")
+    [warning] = log.of("worker.unreported")
     assert "others cannot see this worker" in warning.getMessage()
 
 

@@ -1,4 +1,4 @@
-"""The replayer: every worker has one, one at a time in a database runs plans, and it outlives who started a plan."""
+"""The replayer: each worker has one, one at a time runs plans, and a plan survives the process that started it."""
 
 import asyncio
 import itertools
@@ -16,7 +16,7 @@ from bartleby.evidence import ReplayId
 from bartleby.pacing import LARGEST, Stride, pause
 from bartleby.replaying import DUTY, Replayer
 from tests.kit.burying import bury
-from tests.kit.worker import Conn, Told, present, sessions, until
+from tests.kit.worker import CapturedLog, Conn, present, sessions, until
 
 BY: Any = {"actor": "ana", "reason": "fixed"}
 
@@ -65,7 +65,7 @@ async def eventually(condition: Callable[[], object]) -> None:
 
 
 async def test_one_of_two_replayers_runs_every_plan_and_reports_each_once(
-    dsn: str, client: Client, conn: Conn, told: Told
+    dsn: str, client: Client, conn: Conn, log: CapturedLog
 ) -> None:
     assert client.on_duty(DUTY) is None
     for queue in ("parcels", "mails"):
@@ -87,33 +87,35 @@ async def test_one_of_two_replayers_runs_every_plan_and_reports_each_once(
             client.ack(present(client.claim(queue, "tester", limit=10)).id)
         await eventually(lambda: {status(client, each) for each in plans} == {"finished"})
         await eventually(aborted)
-        await eventually(lambda: len(told.of("replay.finished") + told.of("replay.aborted")) == 3)
+        await eventually(lambda: len(log.of("replay.finished") + log.of("replay.aborted")) == 3)
         await first.aclose()
         await eventually(lambda: client.on_duty(DUTY) == "second")
     assert client.on_duty(DUTY) is None
-    taken = [each.getMessage() for each in told.of("replay.taken")]
+    taken = [each.getMessage() for each in log.of("replay.taken")]
     assert sorted(taken) == [f"replay {each} is run here" for each in (*plans, doomed)]
-    (event,) = told.of("replay.aborted")
+    (event,) = log.of("replay.aborted")
     assert (event.levelname, "4 are left as they were" in event.getMessage()) == ("WARNING", True)
 
 
-async def test_reason_for_waiting_is_reported_once(dsn: str, client: Client, told: Told, steps: list[float]) -> None:
+async def test_reason_for_waiting_is_reported_once(
+    dsn: str, client: Client, log: CapturedLog, steps: list[float]
+) -> None:
     replay_id = started(client, bury(client, [1] * 2))
     client.pause_queue("orders")
     async with running(dsn):
-        await eventually(lambda: told.of("replay.waits"))
+        await eventually(lambda: log.of("replay.waits"))
         seen = len(steps)
         await eventually(lambda: len(steps) > seen + 2)
         client.resume_queue("orders")
         await eventually(lambda: status(client, replay_id) == "settling")
-    assert [each.getMessage() for each in told.of("replay.waits")] == [
+    assert [each.getMessage() for each in log.of("replay.waits")] == [
         f"replay {replay_id}: waiting: queue orders is paused or its breaker is open"
     ]
 
 
 @pytest.mark.own_database
 async def test_failing_step_is_reported_once_and_repeated(
-    dsn: str, client: Client, conn: Conn, *, told: Told, steps: list[float]
+    dsn: str, client: Client, conn: Conn, *, log: CapturedLog, steps: list[float]
 ) -> None:
     replay_id = started(client, bury(client, [1]))
     conn.execute("alter function bartleby.advance_replays rename to hidden")
@@ -121,7 +123,7 @@ async def test_failing_step_is_reported_once_and_repeated(
         await eventually(lambda: len(steps) >= 3)
         conn.execute("alter function bartleby.hidden rename to advance_replays")
         await eventually(lambda: status(client, replay_id) == "settling")
-    assert len(told.of("replays.failed")) == 1
+    assert len(log.of("replays.failed")) == 1
 
 
 async def test_step_that_takes_long_makes_the_next_one_smaller(

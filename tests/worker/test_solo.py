@@ -79,7 +79,7 @@ def test_solo_message_that_loses_its_lease_is_charged_and_frees_the_worker(
 
 @pytest.mark.parametrize("end", ["stop", "lapse", "given up"])
 def test_solo_message_is_not_charged_while_it_waits_for_its_turn(  # noqa: PLR0915 - three ends of one story
-    app: Bartleby, conn: Conn, told: kit.Told, monkeypatch: pytest.MonkeyPatch, end: str
+    app: Bartleby, conn: Conn, log: kit.CapturedLog, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """It waits for another handler: the worker is stopped, the leases lapse, or its own cannot be renewed."""
 
@@ -105,7 +105,7 @@ def test_solo_message_is_not_charged_while_it_waits_for_its_turn(  # noqa: PLR09
         else:
             (waiting,) = until(lambda: [held for held in running.worker._shared.holding.leases.values() if held.solo])
             waiting.deadline = 0.0  # the database does not know yet that it is given up
-            until(lambda: told.of("lease.lost"))
+            until(lambda: log.of("lease.lost"))
         gate.open()
         if end == "given up":
             app.send("slow", 2)
@@ -122,7 +122,7 @@ def test_solo_message_is_not_charged_while_it_waits_for_its_turn(  # noqa: PLR09
     assert (found.solo, found.attempts, found.crashes) == (True, 0, 0)
 
 
-def test_solo_message_does_not_run_beside_an_endless_handler_nor_stop_other_queues(
+def test_endless_handler_holds_up_a_solo_message_but_no_other_queue(
     app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holding, "_PATIENT", 0.1)

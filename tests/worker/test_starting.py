@@ -14,7 +14,7 @@ from bartleby.surfaces.cli import connecting
 from tests.kit.burying import bury
 from tests.kit.commands import Done
 from tests.kit.proxy import Proxy, proxied
-from tests.kit.worker import Program, Told
+from tests.kit.worker import CapturedLog, Program
 
 NO_SERVER = 1
 BEGINS = {
@@ -83,7 +83,7 @@ def test_janitor_ends_where_nothing_is_installed(bartleby: Callable[..., Done], 
     assert "bartleby install" in done.err
 
 
-def test_server_that_refuses_the_connection_for_good_is_not_waited_for(dsn: str, told: Told) -> None:
+def test_server_that_refuses_the_connection_for_good_is_not_waited_for(dsn: str, log: CapturedLog) -> None:
     address, _, name = dsn.rpartition("/")
     user = address.partition("://")[2].partition(":")[0]
     for refused, word in (
@@ -94,7 +94,7 @@ def test_server_that_refuses_the_connection_for_good_is_not_waited_for(dsn: str,
     ):
         with pytest.raises(psycopg.OperationalError, match=word):
             connecting.wait_for(refused)
-    assert not told.records
+    assert not log.records
 
 
 REFUSED_FOR_NOW = [
@@ -115,7 +115,7 @@ def test_server_that_refuses_the_connection_for_now_is_waited_for(dsn: str) -> N
                 raise refusals.pop()
             return plain(*arguments, **named)
 
-        with Told.listening() as told, mock.patch.object(owner, name, refuse):
+        with CapturedLog.capturing() as log, mock.patch.object(owner, name, refuse):
             connecting.wait_for(dsn)
         assert not refusals, text
-        assert [len(told.of(f"database.{each}")) for each in ("away", "back")] == [1, 1], text
+        assert [len(log.of(f"database.{each}")) for each in ("away", "back")] == [1, 1], text

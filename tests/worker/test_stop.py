@@ -11,7 +11,7 @@ from bartleby.config import Settings
 from bartleby.holding import Holding
 from bartleby.link import Link
 from tests.kit.sql import value
-from tests.kit.worker import BOTH, Conn, Gate, Told, claim_ahead, numbered, state, until, working
+from tests.kit.worker import BOTH, CapturedLog, Conn, Gate, claim_ahead, numbered, state, until, working
 
 
 def nothing_was_charged(conn: Conn) -> bool:
@@ -79,7 +79,7 @@ def test_idle_worker_stops_without_its_sleep_being_over(app: Bartleby, monkeypat
             assert running.end() == {}
 
 
-async def test_stopping_worker_is_not_reported_as_a_blocked_loop(dsn: str, told: Told) -> None:
+async def test_stopping_worker_is_not_reported_as_a_blocked_loop(dsn: str, log: CapturedLog) -> None:
     settings = Settings(dsn=dsn)
     holding = Holding(settings, Link(settings, "settles"), asyncio.Event())
     showing = asyncio.create_task(holding.show_life())
@@ -89,4 +89,4 @@ async def test_stopping_worker_is_not_reported_as_a_blocked_loop(dsn: str, told:
     await asyncio.wait([showing])
     with mock.patch.object(heartbeat, "_STUCK", 0.0):
         holding._heartbeat._watch_loop()
-    assert not told.of("loop.blocked")
+    assert not log.of("loop.blocked")

@@ -15,7 +15,7 @@ import pytest
 from bartleby import Bartleby, supervisor
 from bartleby.supervisor import Supervisor
 from tests.kit.sql import value
-from tests.kit.worker import LONG, Conn, Program, Told, children_of, state, until
+from tests.kit.worker import LONG, CapturedLog, Conn, Program, children_of, state, until
 
 SHOP = """
 import os, time
@@ -198,7 +198,9 @@ def test_process_that_does_not_end_is_killed_after_its_grace(tmp_path: Path) -> 
         assert running.run() == signal.SIGKILL
 
 
-def test_process_that_cannot_live_is_restarted_with_growing_pauses(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_cannot_live_is_restarted_with_growing_pauses(
+    log: CapturedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(supervisor, "_LONGEST_PAUSE", 0.4)
     running = supervised("raise SystemExit(1)")
     pauses: list[float] = []
@@ -207,15 +209,15 @@ def test_process_that_cannot_live_is_restarted_with_growing_pauses(told: Told, m
         pause = running._places[0].pause
         if not pauses or pause != pauses[-1]:
             pauses.append(pause)
-        return len(told.of("worker.died")) >= 4
+        return len(log.of("worker.died")) >= 4
 
     with stopped_when(died_often):
         running.run()
     assert pauses[-1] == 0.4
-    assert "ended with code 1" in told.of("worker.died")[0].getMessage()
+    assert "ended with code 1" in log.of("worker.died")[0].getMessage()
 
 
-def test_process_that_cannot_be_started_now_ends_no_other(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_cannot_be_started_now_ends_no_other(log: CapturedLog, monkeypatch: pytest.MonkeyPatch) -> None:
     popen, refusals = subprocess.Popen, [BlockingIOError("no more processes")]
 
     def scarce(*arguments: Any, **options: Any) -> Any:
@@ -226,4 +228,4 @@ def test_process_that_cannot_be_started_now_ends_no_other(told: Told, monkeypatc
     monkeypatch.setattr(subprocess, "Popen", scarce)
     monkeypatch.setattr(supervisor, "_LONGEST_PAUSE", 0.1)
     assert supervised("", 2).run() == 0
-    assert len(told.of("worker.not_started")) == 1
+    assert len(log.of("worker.not_started")) == 1

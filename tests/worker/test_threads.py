@@ -9,7 +9,7 @@ import pytest
 
 from bartleby import Bartleby, Message, threads
 from bartleby.execute import Executor
-from tests.kit.worker import LONG, Conn, Told, drain, handler_of, numbered, send_solo, state, until, working
+from tests.kit.worker import LONG, CapturedLog, Conn, drain, handler_of, numbered, send_solo, state, until, working
 
 
 def test_django_without_settings_does_not_affect_handlers(app: Bartleby, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_django_without_settings_does_not_affect_handlers(app: Bartleby, monkeyp
 
 
 def test_stuck_threads_are_judged_logged_and_replaced_once_and_not_waited_for(
-    app: Bartleby, conn: Conn, told: Told
+    app: Bartleby, conn: Conn, log: CapturedLog
 ) -> None:
     go, ran = threading.Event(), threading.Semaphore(0)
     judge_all = mock.patch.object(Executor, "judge_all", autospec=True, side_effect=Executor.judge_all)
@@ -43,10 +43,10 @@ def test_stuck_threads_are_judged_logged_and_replaced_once_and_not_waited_for(
             app.send_many("orders", numbered(3))
             for _ in range(3):
                 assert ran.acquire(timeout=30)
-            until(lambda: len(told.of("handler.stuck")) == 2)
+            until(lambda: len(log.of("handler.stuck")) == 2)
             app.send_many("orders", [{"payload": "stuck"}] * 2)
             until(lambda: running.worker.counts["dead"] == 4)
-            until(lambda: len(told.of("handler.stuck")) == lane.stuck == lane.running == 4)  # after a hundred looks
+            until(lambda: len(log.of("handler.stuck")) == lane.stuck == lane.running == 4)  # after a hundred looks
             assert judged.call_count == 4
             assert sum(each.name == "bartleby-orders" for each in threading.enumerate()) == 4
             app.client.resume_queue("others")

@@ -14,12 +14,12 @@ from bartleby.waking import Listener
 from bartleby.worker import Worker
 from tests.kit import worker as kit
 from tests.kit.sql import value
-from tests.kit.worker import BOTH, Conn, Gate, Told, drain, handler_of, lapse, numbered, state, until, working
+from tests.kit.worker import BOTH, CapturedLog, Conn, Gate, drain, handler_of, lapse, numbered, state, until, working
 
 # Queues
 
 
-def test_slow_messages_delay_neither_other_queues_nor_the_acks_of_others(app: Bartleby, conn: Conn) -> None:
+def test_slow_messages_do_not_delay_other_queues_or_acks(app: Bartleby, conn: Conn) -> None:
     gate = Gate(lambda message: message.payload == 0)
     app.handler("threads", concurrency=5)(gate.handler(awaited=False))
     app.handler("coroutines", concurrency=5)(gate.handler(awaited=True))
@@ -59,7 +59,7 @@ def test_idle_worker_is_woken_by_a_message_and_when_one_is_due(app: Bartleby, mo
 
 @pytest.mark.parametrize("end", ["put back", "lost"])
 def test_lane_whose_waiting_messages_are_gone_claims_again(
-    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch, end: str
+    app: Bartleby, conn: Conn, log: CapturedLog, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """At a low rate nothing runs most of the time, so no end of a handler starts the next claim."""
     seen: list[object] = []
@@ -82,7 +82,7 @@ def test_lane_whose_waiting_messages_are_gone_claims_again(
         else:
             lapse(conn)
             kit.renew_now(running)
-            until(lambda: told.of("lease.lost"))
+            until(lambda: log.of("lease.lost"))
         turns.append(0.0)
         until(lambda: len(seen) == 3)
     assert seen == [0, 1, 2]
@@ -146,8 +146,8 @@ def test_until_idle_sees_what_is_sent_while_it_looks_at_a_queue(app: Bartleby, m
     assert kit.Running(worker).join() == {"done": 2}
 
 
-def test_until_idle_neither_waits_for_what_it_cannot_run_nor_logs_it_at_every_look(
-    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch
+def test_until_idle_does_not_wait_for_messages_it_cannot_run_and_rarely_logs_them(
+    app: Bartleby, conn: Conn, log: CapturedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "_TOO_NEW_UNTIL_IDLE", 50.0)  # as if a slow machine had used up the rest
     tries: list[int] = []
@@ -170,7 +170,7 @@ def test_until_idle_neither_waits_for_what_it_cannot_run_nor_logs_it_at_every_lo
     counts = drain(app)
     assert (counts["retried"], counts["done"]) == (2, 1)
     # once, and perhaps again after each claim; it looked dozens of times
-    gave_up = [each for each in told.of("worker.gave_up") if each.fields["queue"] == "forced"]  # type: ignore[attr-defined]
+    gave_up = [each for each in log.of("worker.gave_up") if each.fields["queue"] == "forced"]  # type: ignore[attr-defined]
     assert 1 <= len(gave_up) < 10
 
 
@@ -179,7 +179,7 @@ def test_until_idle_neither_waits_for_what_it_cannot_run_nor_logs_it_at_every_lo
 
 @BOTH
 def test_lease_is_renewed_while_handlers_keep_the_worker_busy(
-    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch, *, awaited: bool
+    app: Bartleby, conn: Conn, log: CapturedLog, monkeypatch: pytest.MonkeyPatch, *, awaited: bool
 ) -> None:
     """An async handler blocks the event loop, which is logged once; plain ones compete for the interpreter."""
     monkeypatch.setattr(heartbeat, "_STUCK", 3600.0)  # a busy machine also delays the loop
@@ -203,7 +203,7 @@ def test_lease_is_renewed_while_handlers_keep_the_worker_busy(
             assert busy.acquire(timeout=kit.LONG)
         if awaited:
             monkeypatch.setattr(heartbeat, "_STUCK", 0.5)
-            until(lambda: told.of("loop.blocked"))
+            until(lambda: log.of("loop.blocked"))
             monkeypatch.setattr(heartbeat, "_STUCK", 3600.0)
         for _ in range(2):
             before = value(conn, ends)
@@ -213,13 +213,13 @@ def test_lease_is_renewed_while_handlers_keep_the_worker_busy(
         until(lambda: app.client.workers()[0].seen_at > seen)
         enough.set()
         until(lambda: running.worker.counts["done"] == (1 if awaited else 2))
-        blocked = [record.getMessage() for record in told.of("loop.blocked")]
+        blocked = [record.getMessage() for record in log.of("loop.blocked")]
         assert ["declare it with def, or await" in text for text in blocked] == [True] * awaited
     assert value(conn, "select count(*) from bartleby.attempts") == 0
 
 
 def test_heartbeat_survives_its_own_failures(
-    app: Bartleby, conn: Conn, told: Told, monkeypatch: pytest.MonkeyPatch
+    app: Bartleby, conn: Conn, log: CapturedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renew, faults, gate = heartbeat.Heartbeat._renew, [RuntimeError("cannot be"), MemoryError()], Gate()
 
@@ -235,17 +235,17 @@ def test_heartbeat_survives_its_own_failures(
     app.handler("orders", lease=600)(gate.handler(awaited=False))
     app.send("orders", 1)
     with working(app) as running:
-        until(lambda: len(told.of("heartbeat.failed")) == 2)
+        until(lambda: len(log.of("heartbeat.failed")) == 2)
         for _ in range(2):
             before = value(conn, ends)
             until(lambda: value(conn, ends) > before)  # noqa: B023 - at once
         gate.open()
         until(lambda: running.worker.counts["done"] == 1)
-    assert not told.of("lease.lost")
+    assert not log.of("lease.lost")
 
 
 @BOTH
-def test_handler_that_lost_its_lease_is_cancelled(app: Bartleby, conn: Conn, told: Told, awaited: bool) -> None:
+def test_handler_that_lost_its_lease_is_cancelled(app: Bartleby, conn: Conn, log: CapturedLog, awaited: bool) -> None:
     gate = Gate(kit.first_only())
     app.handler("orders", lease=600)(gate.handler(awaited=awaited))
     sent = app.send("orders", 1)
@@ -256,12 +256,12 @@ def test_handler_that_lost_its_lease_is_cancelled(app: Bartleby, conn: Conn, tol
         assert gate.cancelled.wait(kit.LONG)
         until(lambda: running.worker.counts["done"] == 1)
         assert running.end() == {"done": 1}
-    assert told.of("lease.lost")
+    assert log.of("lease.lost")
     assert [(each.outcome, each.verdict) for each in app.client.attempts(sent)] == [("lost", "retry")]
     assert state(conn) == (0, 0, 0, 0)
 
 
-def test_late_result_is_refused_and_counted(app: Bartleby, conn: Conn, told: Told) -> None:
+def test_late_result_is_refused_and_counted(app: Bartleby, conn: Conn, log: CapturedLog) -> None:
     """The lease was lost before the heartbeat could know: the database refuses the settlement."""
 
     @app.handler("orders")
@@ -275,11 +275,11 @@ def test_late_result_is_refused_and_counted(app: Bartleby, conn: Conn, told: Tol
         until(lambda: running.worker.counts["refused"])
         running.end()
     assert running.worker.counts == {"refused": 1}
-    assert told.of("settlement.refused")
+    assert log.of("settlement.refused")
     assert value(conn, "select count(*) from bartleby.messages") == 1
 
 
-def test_lease_of_the_handler_goes_before_that_of_the_queue(app: Bartleby, conn: Conn) -> None:
+def test_lease_of_the_handler_takes_precedence_over_that_of_the_queue(app: Bartleby, conn: Conn) -> None:
     gate = Gate()
     app.handler("orders")(gate.handler(awaited=False))
     app.handler("parcels", lease=400)(gate.handler(awaited=True))

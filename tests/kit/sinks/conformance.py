@@ -118,7 +118,7 @@ def event(number: int, *, data_bytes: int = 0) -> dict[str, Any]:
 
 
 def events(count: int, first: int = 1) -> list[dict[str, Any]]:
-    """Return events of so many messages."""
+    """Return events of this many messages."""
     return [event(number) for number in range(first, first + count)]
 
 

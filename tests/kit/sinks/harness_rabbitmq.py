@@ -28,7 +28,7 @@ PROGRAMS = Path("/usr/lib/rabbitmq/bin")
 """Those that Debian has on PATH in their place run as the account of the service, or not at all."""
 TIED = ("setpriv", "--pdeathsig", "KILL")
 LARGEST = 128 * 1024
-NOBODY = 1
+CLOSED_PORT = 1
 
 
 class Server:
@@ -162,7 +162,7 @@ class Harness(Sink):
 
     async def stop(self) -> None:
         shared().process.thaw()
-        shared().gate.lead_to(NOBODY)
+        shared().gate.lead_to(CLOSED_PORT)
         shared().gate.cut()
 
     async def outlast(self) -> None:

@@ -1,4 +1,4 @@
-"""A small real HTTP(S) server that answers as the test wants: well, late, never, too much, or with an error.
+"""A small real HTTP(S) server that answers as the test sets it: well, late, never, too much, or with an error.
 
 In a test it runs in the test's own loop. As a program (`python -m tests.kit.sinks.receiver PORT FILE`) it is a process
 that can be killed and frozen; what it confirmed is in FILE first, one JSON line a request.

@@ -1,4 +1,4 @@
-"""Servers of tests: each is a process of ours on a free loopback port, to be stopped, killed, frozen, started again."""
+"""Servers of tests: each is a child process on a free loopback port, to be stopped, killed, frozen, started again."""
 
 import asyncio
 import contextlib
@@ -73,9 +73,9 @@ class Process:
             )
         deadline = time.monotonic() + STARTING
         while not self._accepts():
-            said = self._output.read_text(errors="replace")[-3000:]
-            assert self.running, f"{self.name} ended:\n{said}"
-            assert time.monotonic() < deadline, f"{self.name} does not listen on {self.port}:\n{said}"
+            printed = self._output.read_text(errors="replace")[-3000:]
+            assert self.running, f"{self.name} ended:\n{printed}"
+            assert time.monotonic() < deadline, f"{self.name} does not listen on {self.port}:\n{printed}"
             await asyncio.sleep(0.02)
 
     def _accepts(self) -> bool:

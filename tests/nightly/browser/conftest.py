@@ -23,7 +23,7 @@ from bartleby import Bartleby, Message, dev
 from tests.kit.api import add_token
 from tests.kit.browser import CHROMIUM, Look, Site, launched, running
 from tests.kit.database import database_dsn
-from tests.kit.shop import die_in_shop, furnish
+from tests.kit.shop import die_in_shop, fill_shop
 from tests.kit.worker import working
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
@@ -41,7 +41,7 @@ def shop(server: dev.Server, admin: psycopg.Connection[Any], template: str) -> I
     name = f"browser_{next(_NAMES)}"
     admin.execute(f"create database {name} template {template}".encode())
     with running(database_dsn(server, name), environment="production") as site:
-        site.ids = furnish(site.client)
+        site.ids = fill_shop(site.client)
         yield site
     admin.execute(f"drop database {name} with (force)".encode())
 
@@ -95,4 +95,4 @@ def look(browser: Browser) -> Iterator[Look]:
     opened = Look(browser)
     yield opened
     opened.close()
-    assert not opened.said, opened.said
+    assert not opened.messages, opened.messages

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
-# The keystroke-level model of Card, Moran and Newell: somebody decides, aims and presses; somebody types.
+# Seconds of the keystroke-level model of Card, Moran and Newell: deciding, aiming and pressing; typing.
 A_CLICK = 1.35 + 1.1 + 0.2
 A_KEY = 0.28
 _COUNT = """for (const kind of ["pointerdown", "keydown"]) {
@@ -24,7 +24,7 @@ _READ = """["pointerdown", "keydown"].map((kind) => Number(sessionStorage.getIte
 
 @dataclass
 class Drill:
-    """What came of a drill."""
+    """The result of a drill."""
 
     name: str
     bound: float
@@ -34,7 +34,7 @@ class Drill:
 
     @property
     def hands(self) -> float:
-        """What somebody needs for so many clicks and keys, without reading."""
+        """The seconds that these clicks and keys take, without reading."""
         return self.clicks * A_CLICK + self.keys * A_KEY
 
     def picture(self, page: Page, name: str) -> None:

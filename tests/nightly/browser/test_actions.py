@@ -100,7 +100,7 @@ def test_plan_previews_what_will_happen_and_runs_without_a_page(
     plan = site.client.replays(limit=1)[0].id
     until(lambda: site.client.replays(limit=1)[0].replayed + site.client.replays(limit=1)[0].settled >= 11, 30)
     page = look.at(f"{site.url}/operations/{plan}")
-    expect(page.locator("#progress")).to_contain_text("are alive")  # nobody works on billing
+    expect(page.locator("#progress")).to_contain_text("are alive")  # billing has no worker
     lease = site.client.claim("billing", "w", limit=9)
     assert lease
     site.client.ack(lease.id)

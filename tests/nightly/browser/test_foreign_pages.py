@@ -75,7 +75,7 @@ def test_page_of_another_site_or_name_changes_nothing_without_authentication(dsn
 def test_page_of_another_site_cannot_use_a_session(dsn: str, look: Look) -> None:
     page = look.context().new_page()
     with changeable(dsn, authenticate=True) as (site, changed):
-        # over http, a browser tells another machine no more than an origin
+        # over http, a browser sends another machine only an origin
         for target in (site.url, f"http://ops.example:{site.port}"):
             page.goto(f"{target}/login")
             page.locator("[name=secret]").fill(add_token(dsn, "operator", name=target))

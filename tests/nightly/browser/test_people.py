@@ -1,4 +1,4 @@
-"""Signing in and out, tokens that are revoked, and who else is here."""
+"""Signing in and out, revoked tokens, and the presence of other operators."""
 
 import re
 from collections.abc import Iterator

@@ -92,10 +92,10 @@ def listed(on: Stage) -> int:
 
 
 def logged(file: Path, kind: str) -> set[object]:
-    """Return the messages or sinks whose events of this kind the log sink has written."""
+    """Return the messages or sinks with events of this kind in the file of the log sink."""
     found = [json.loads(line) for line in file.read_bytes().split(b"\n")[:-1]]
-    told = [each["data"] for each in found if each["type"] == f"io.bartleby.{kind}"]
-    return {each.get("message_id", each.get("sink")) for each in told}
+    data = [each["data"] for each in found if each["type"] == f"io.bartleby.{kind}"]
+    return {each.get("message_id", each.get("sink")) for each in data}
 
 
 @pytest.mark.parametrize("name", BUSES)

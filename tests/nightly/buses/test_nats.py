@@ -161,7 +161,7 @@ async def publish(
     return f"{named([outcome])[0]} {getattr(outcome, 'why', '')}"
 
 
-async def test_password_token_and_permissions(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_password_token_and_permissions_are_enforced(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     port = await guarded("authorization { user: bob, password: secret }")
     assert "Published" in await publish(port, user="bob", password="secret")
     assert "Published" in await publish(port, host="bob:secret@127.0.0.1")
@@ -182,7 +182,7 @@ async def test_password_token_and_permissions(guarded: Guarded, monkeypatch: pyt
     assert "no stream takes subject" in await publish(port, create=False)
 
 
-async def test_credentials_and_limits_of_an_account(guarded: Guarded, tmp_path: Path) -> None:
+async def test_credentials_and_limits_of_an_account_are_enforced(guarded: Guarded, tmp_path: Path) -> None:
     operator, system, account, user = (Key(prefix) for prefix in (OPERATOR, ACCOUNT, ACCOUNT, USER))
     unlimited = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
     stored = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), -1)

@@ -93,7 +93,7 @@ async def test_large_events_are_refused_and_large_batches_are_not(publisher: Pub
     assert (await ids(publisher))[2:] == ids_of(batch)
 
 
-async def test_users_and_passwords(sink: Harness, opened: Open) -> None:
+async def test_users_and_passwords_are_enforced(sink: Harness, opened: Open) -> None:
     await sink.ask("ACL", "SETUSER", "relay", "on", ">secret", "~bartleby:*", "+xadd")
     publisher = opened(user="relay", password="secret")
     assert named(await publisher.publish(events(3))) == ["Published"] * 3

@@ -47,7 +47,7 @@ def bus() -> Iterator[Bus]:
 
 
 @pytest.mark.seed("cordum-8", "cordum-26", "cordum-34")
-def test_first_retry_comes_after_500_milliseconds_and_later_ones_ever_rarer(
+def test_first_retry_comes_after_500_milliseconds_and_later_delays_grow(
     conn: Connection, client: Client, dsn: str, bus: Bus
 ) -> None:
     create(conn)

@@ -76,7 +76,7 @@ def end(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM)
 
 
 @pytest.mark.timeout(400)
-def test_whole_show_in_lines(scratch: Path) -> None:
+def test_demo_plays_every_act_in_order_and_counts_every_message(scratch: Path) -> None:
     def performed(seconds: int) -> tuple[str, list[int]]:
         with a_folder(scratch) as folder:
             out, err = start(folder, "--seconds", str(seconds)).communicate(timeout=150)
@@ -155,7 +155,7 @@ def test_bug_is_found_fixed_with_a_key_and_replayed(folder: Path) -> None:
         assert replayed() == ("aborted", 1, False)
         terminal.press("f")
         terminal.wait_for("shop.py has changed")
-        # there are two at most; those that bomb.png has killed never said good-bye
+        # there are two at most; those that bomb.png has killed did not report their end
         until(lambda: [each.version for each in client.workers() if each.state == "working"].count("1.1") == 2)
         assert replayed() == ("finished", 0, True)
     terminal.press("f")

@@ -1,4 +1,4 @@
-"""A reader as people write it with pgmq: read a few, do each and delete it, and tell what failed."""
+"""A typical reader of pgmq: read a few, do and delete each, and report failures."""
 
 import sys
 import time
@@ -24,7 +24,7 @@ def main(dsn: str, queue: str, poison: int) -> None:
                         conn.execute("insert into done values (%s)", [n])
                         conn.execute("select pgmq.delete(%s, %s::bigint)", [queue, msg_id])
                 except psycopg.DatabaseError as error:
-                    if error.sqlstate != "ZB006":  # it took too long, and somebody else has it
+                    if error.sqlstate != "ZB006":  # it took too long, and another reader has it
                         raise
             if not found:
                 time.sleep(0.02)

@@ -77,7 +77,9 @@ async def test_next_statement_in_line_has_the_whole_deadline(made: Link) -> None
     assert await asyncio.gather(*(made.run(nap) for _ in range(10))) == [1] * 10
 
 
-async def test_answer_is_taken_though_the_loop_was_held_up_and_else_a_moment_is_waited(made: Link, conn: Conn) -> None:
+async def test_answer_that_arrived_while_the_loop_was_blocked_is_used_and_a_late_one_fails(
+    made: Link, conn: Conn
+) -> None:
     assert made._connection is not None
     pid = made._connection.info.backend_pid
     conn.execute("select pg_advisory_lock(1)")

@@ -65,7 +65,7 @@ def test_statements_about_letters_read_few_pages_beside_many_others(conn: Connec
     assert value(conn, "select dead from bartleby.queues") > 6_000
 
 
-def test_trigger_grows_with_the_letters_and_not_with_their_square(conn: Connection) -> None:
+def test_cost_of_the_trigger_is_linear_in_the_letters(conn: Connection) -> None:
     conn.execute("set enable_hashjoin = off; set enable_mergejoin = off")  # as in fail()
     update = (
         "explain (analyze, format json) update bartleby.dead_letter"

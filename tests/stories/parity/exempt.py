@@ -34,7 +34,7 @@ COMMANDS = {
 }  # fmt: skip
 ROUTES = {
     "GET /health", "GET /openapi.json", "HEAD /openapi.json",
-    # what several looks say, in one
+    # several reads in one
     "GET /overview", "GET /doctor", "GET /groups/{}/versions", "GET /groups/{}/replays",
 }  # fmt: skip
 PAGES: Mapping[str, str] = {
