@@ -50,6 +50,17 @@ def test_released_message_is_not_charged_and_an_extended_one_stays_hidden(conn: 
     assert value(conn, "select vt > clock_timestamp() + interval '50 minutes' from pgmq.q_jobs") is True
 
 
+def test_message_that_comes_into_sight_is_worth_waiting_for(conn: Connection) -> None:
+    """A worker until idle looks at the queue again a moment after its claim found nothing."""
+    pgmq.made(conn)
+    outlook = "select due_in <= interval '0' from bartleby.outlook('jobs')"
+    assert value(conn, outlook) is None
+    pgmq.put(conn, 1)
+    assert value(conn, outlook)
+    pgmq.claim(conn)
+    assert value(conn, outlook) is False
+
+
 def test_lost_worker_charges_only_a_message_that_ran_alone(conn: Connection) -> None:
     pgmq.made(conn, crash_budget=2)
     pgmq.put(conn, 1, 2)

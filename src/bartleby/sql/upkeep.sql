@@ -112,7 +112,7 @@ create or replace function bartleby.outlook(p_queue text) returns table (due_in 
 language sql stable security definer rows 1 set search_path = pg_catalog, bartleby, pg_temp
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
-  select coalesce((select e.next_at from bartleby.depth_elsewhere(q.id) e),
+  select coalesce((select case when e.ready > 0 then bartleby.clock() else e.next_at end from bartleby.depth_elsewhere(q.id) e),
       (select d.run_at from bartleby.deferred d where d.queue = q.id order by d.run_at limit 1)) - bartleby.clock(),
     case when q.breaker_state = 'closed' and q.breaker = 'off' then 'off' else q.breaker_state end, q.paused
   from bartleby.find_queue(p_queue) q
