@@ -8,13 +8,14 @@ import pytest
 from bartleby import Bartleby, Client, dev
 from bench import pooler
 from tests.kit.commands import Done, terminal
+from tests.kit.sinks.servers import free_port
 from tests.kit.ways import WAYS, Way
 from tests.kit.worker import Told
 
 
 @pytest.fixture(scope="session")
 def pgbouncer(server: dev.Server, scratch: Path) -> Iterator[int]:
-    with pooler.pgbouncer(server, scratch) as port:
+    with pooler.pgbouncer(server, scratch, free_port()) as port:
         yield port
 
 
