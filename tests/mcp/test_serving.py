@@ -38,6 +38,8 @@ from tests.kit.commands import PROGRAM
 from tests.kit.screen import Screen
 from tests.kit.worker import LONG, present
 
+pytestmark = pytest.mark.usefixtures("patient_pools")
+
 Calling = Callable[..., Awaitable[Said]]
 BODY = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 LISTEN = ["mcp", "--http", "127.0.0.1:0"]

@@ -61,7 +61,7 @@ def test_each_connection_is_made_anew_when_its_session_is_ended(app: Bartleby, c
         for number, name in enumerate(NAMES):
             (before,) = until(lambda: kit.sessions(conn, name))  # noqa: B023 - at once
             conn.execute("select pg_terminate_backend(%s, 30000)", [before])
-            kit.renew_now(running)
+            kit.renew_now(running.worker)
             fill(app, 5, 5 * number)
             until(lambda: running.worker.counts["done"] == 5 * (number + 1))  # noqa: B023 - at once
             until(lambda: kit.sessions(conn, name) not in ([], [before]))  # noqa: B023 - at once

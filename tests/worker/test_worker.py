@@ -81,7 +81,7 @@ def test_lane_whose_waiting_messages_are_gone_claims_again(
             until(lambda: running.worker.counts["done"] == 3)
         else:
             lapse(conn)
-            kit.renew_now(running)
+            kit.renew_now(running.worker)
             until(lambda: told.of("lease.lost"))
         turns.append(0.0)
         until(lambda: len(seen) == 3)
@@ -207,7 +207,7 @@ def test_lease_is_renewed_while_handlers_keep_the_worker_busy(
             monkeypatch.setattr(heartbeat, "_STUCK", 3600.0)
         for _ in range(2):
             before = value(conn, ends)
-            kit.renew_now(running)
+            kit.renew_now(running.worker)
             until(lambda: value(conn, ends) > before)  # noqa: B023 - at once
         seen = until(app.client.workers)[0].seen_at
         until(lambda: app.client.workers()[0].seen_at > seen)
@@ -252,7 +252,7 @@ def test_handler_that_lost_its_lease_is_cancelled(app: Bartleby, conn: Conn, tol
     with working(app) as running:
         gate.wait_for_start()
         lapse(conn)
-        kit.renew_now(running)
+        kit.renew_now(running.worker)
         assert gate.cancelled.wait(kit.LONG)
         until(lambda: running.worker.counts["done"] == 1)
         assert running.end() == {"done": 1}
