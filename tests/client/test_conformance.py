@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLR0915 - a chapter is a list of calls in one database, and splitting it would hide nothing
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -211,6 +212,11 @@ def triage_of_letters(api: Runner) -> None:
     assert (expiring.queue, expiring.letters) == ("triage", 2)
 
 
+def timeless(group: bartleby.Group) -> bartleby.Group:
+    """Return a group without its counts by the hour, which change as time passes."""
+    return replace(group, deaths_last_hour=0, deaths_by_hour=[])
+
+
 def groups_and_their_rules(api: Runner) -> None:
     api.create_queue("grouped")
     die_of_bug(api, "grouped", {"land": "de", "big": 10**30}, {"land": "de", "big": 10**30}, fingerprint="a")
@@ -219,8 +225,8 @@ def groups_and_their_rules(api: Runner) -> None:
     one, two = api.groups("grouped", limit=5)
     assert (one.fingerprint, one.queue, one.error_type, one.state, one.dead) == ("a", "grouped", "KeyError", "open", 2)
     assert (sum(one.deaths_by_hour), len(one.deaths_by_hour)) == (2, 24)
-    assert api.groups("grouped", after=(one.dead, one.id)) == [two]
-    assert api.group(one.id) == one
+    assert [timeless(each) for each in api.groups("grouped", after=(one.dead, one.id))] == [timeless(two)]
+    assert timeless(present(api.group(one.id))) == timeless(one)
     assert api.group(10**6) is None
     shared = {each.path: (each.value, each.letters, each.of) for each in api.shared_values(one.id, sample=10)}
     assert (shared["payload.land"], shared["payload.big"]) == (("de", 2, 2), (10**30, 2, 2))
