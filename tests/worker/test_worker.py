@@ -264,7 +264,7 @@ def test_handler_that_lost_its_lease_is_cancelled(app: Bartleby, conn: Conn, tol
 def test_late_result_is_refused_and_counted(app: Bartleby, conn: Conn, told: Told) -> None:
     """The lease was lost before the heartbeat could know: the database refuses the settlement."""
 
-    @app.handler("orders")
+    @app.handler("orders", lease=600)
     async def handle(message: Message) -> None:
         # in this order: a claim may be under way, and must not find it
         app.client.pause_queue("orders")
