@@ -169,7 +169,9 @@ def operating_queues(api: Runner) -> None:
     assert api.audit_log(actor="ben") == [lines[3]]
     assert api.audit_log(action="queue.drop") == [lines[4]]
     assert api.verify_audit() == api.verify_audit(anchor) == []
-    assert all(each.problem for each in api.verify_audit(f"{lines[4].id + 5}:{'0' * 64}"))
+    missing = lines[4].id + 5
+    [problem] = api.verify_audit(f"{missing}:{'0' * 64}")
+    assert (problem.id, problem.problem) == (missing, "missing, though the anchor knows it: cut off the end")
     with pytest.raises(bartleby.BartlebyError, match="pgmq"):
         api.attach_pgmq("orders", {}, sibling=False, **ANA)
 
