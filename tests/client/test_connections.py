@@ -92,7 +92,7 @@ async def test_error_of_a_wrong_address_has_the_answer_of_the_server(dsn: str) -
             "host=/nonexistent dbname=x": "No such file",
         }
         for place, says in wrong.items():
-            settings = Settings(place, connect_timeout=5)
+            settings = Settings(place, connect_timeout=0.1)
             with Client(settings=settings) as client, pytest.raises(NoConnection, match=says) as caught:
                 client.queues()
             assert caught.value.hint

@@ -24,6 +24,7 @@ from bartleby import Bartleby, Client, Message, Terminal, fetching
 from bartleby.heartbeat import Heartbeat
 from bartleby.held import Held
 from bartleby.link import Link
+from bartleby.threads import ThreadLane
 from bartleby.worker import Worker
 
 T = TypeVar("T")
@@ -230,6 +231,14 @@ def renew_now(worker: Worker) -> None:
         await Heartbeat._renew(heartbeat, link, due)
 
     heartbeat._renew = renew  # type: ignore[method-assign]
+
+
+def time_out(running: Running, queue: str = "orders") -> None:
+    """Let the time be over for the threads that run handlers of a queue."""
+    lane = running.worker._shared.holding.lanes[queue]
+    assert isinstance(lane, ThreadLane)
+    for run in list(lane._runs.values()):
+        run.began -= present(lane.handler.timeout) + 1
 
 
 def claim_ahead(running: Running, queue: str = "orders") -> None:

@@ -196,22 +196,32 @@ def test_messages_are_released_if_the_look_at_what_was_handled_fails(app: Bartle
 # A wire that hangs
 
 
+def let_lease_run_out(running: kit.Running) -> None:
+    """Let the time of the only lease be over while its renewal is under way."""
+    [held] = running.worker._shared.holding.leases.values()
+    kit.renew_now(running.worker)
+    until(lambda: held.extended == float("-inf"))
+    held.deadline -= held.length
+
+
 def test_handler_whose_lease_cannot_be_renewed_is_cancelled_and_the_worker_can_be_stopped(
-    app: Bartleby, through: Bartleby, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    app: Bartleby, through: Bartleby, proxy: Proxy, conn: Conn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half-open: nothing is closed, nothing answers. The lease is given up here before it lapses there."""
     monkeypatch.setattr(worker_module, "_LAST_WORDS", 0.2)
     for duty in (janitor, replaying):
         monkeypatch.setattr(duty, "_LEAVE_SECONDS", 0.2)
     gate, stuck = Gate(kit.first_only()), Gate()
-    through.handler("orders", lease=3)(gate.handler(awaited=True))
+    through.handler("orders", lease=600)(gate.handler(awaited=True))
     through.handler("others", lease=600)(stuck.handler(awaited=False))
     app.client.create_queue("others")
     sent = app.client.send("orders", 1)
     with working(through, grace=0.5) as running:
         gate.wait_for_start()
         proxy.mode = "blackhole"
+        let_lease_run_out(running)
         assert gate.cancelled.wait(LONG)
+        kit.lapse(conn)
         proxy.mode = "pass"
         until(lambda: running.worker.counts["done"] == 1)
         app.client.send("others", 1)

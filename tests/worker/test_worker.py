@@ -107,7 +107,7 @@ def test_until_idle_waits_for_what_a_running_handler_sends(app: Bartleby, monkey
     @app.handler("orders")
     def order(message: Message) -> None:
         wait_for_looks()
-        monkeypatch.setattr(fetching, "_LOOK_EVERY", 2.0)
+        monkeypatch.setattr(fetching, "_LOOK_EVERY", 0.2)
         wait_for_looks()
         app.send("parcels", 1)
 
