@@ -34,17 +34,18 @@ def program() -> str | None:
 
 
 @contextlib.contextmanager
-def pgbouncer(server: dev.Server, parent: Path | None = None) -> Iterator[int]:
-    """The port of a pgbouncer that hands every transaction to the server process that waited longest."""
+def pgbouncer(server: dev.Server, parent: Path | None = None, port: int | None = None) -> Iterator[int]:
+    """The port of a pgbouncer that hands every transaction to the server process that waited longest.
+
+    Without `port` it is one that is free now, and that another process may take before pgbouncer listens on it.
+    """
     found = program()
     if found is None:
         raise RuntimeError("there is no pgbouncer on this machine")
     folder = Path(tempfile.mkdtemp(prefix="bartleby-pgbouncer-", dir=parent))
     folder.chmod(0o711)
     account = binaries.account_for(folder)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = port or free_port()
     for name, text in {
         "ini": INI.format(server=server.port, port=port, folder=folder),
         "users": f'"postgres" "{server.password}"\n',
@@ -61,6 +62,13 @@ def pgbouncer(server: dev.Server, parent: Path | None = None) -> Iterator[int]:
         process.terminate()
         process.wait()
         shutil.rmtree(folder)
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:

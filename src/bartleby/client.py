@@ -32,6 +32,9 @@ from bartleby.verbs import AsyncVerbs, SyncVerbs
 
 T = TypeVar("T")
 
+_REASON_SECONDS = 2
+"""How long a connection may take that only finds out why a pool has none."""
+
 
 class Runner(SyncVerbs):
     """Runs calls in a transaction that somebody else begins and ends."""
@@ -116,12 +119,16 @@ class Client(Runner):
         return Runner(connection)
 
     def _no_connection(self) -> NoConnection:
+        all_in_use = NoConnection.all_in_use(self._settings.max_connections, self._settings.connect_timeout)
+        return self._reason() or all_in_use
+
+    def _reason(self) -> NoConnection | None:
         # The pool only knows that time is up; a connection of our own says why.
         try:
-            psycopg.connect(self._settings.dsn or "", connect_timeout=2).close()
+            psycopg.connect(self._settings.dsn or "", connect_timeout=_REASON_SECONDS).close()
         except psycopg.Error as error:
             return NoConnection.because(error)
-        return NoConnection.all_in_use(self._settings.max_connections, self._settings.connect_timeout)
+        return None
 
     def close(self) -> None:
         """Close all connections."""
@@ -178,7 +185,9 @@ class AsyncClient(AsyncRunner):
 
     async def _no_connection(self) -> NoConnection:
         try:
-            connection = await psycopg.AsyncConnection.connect(self._settings.dsn or "", connect_timeout=2)
+            connection = await psycopg.AsyncConnection.connect(
+                self._settings.dsn or "", connect_timeout=_REASON_SECONDS
+            )
         except psycopg.Error as error:
             return NoConnection.because(error)
         await connection.close()

@@ -21,6 +21,7 @@ from bartleby.presence import Presence
 _SOONEST = 0.02
 _STUCK = 3.0
 _IDLE = 3.0
+_JOIN_SECONDS = 5.0
 
 
 class Heartbeat:
@@ -48,7 +49,7 @@ class Heartbeat:
         """End; what is still held is renewed no more."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=5)
+            self._thread.join(_JOIN_SECONDS)
 
     def hold(self, held: Held) -> None:
         """Renew this lease from now on."""

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from bartleby import Bartleby, Client
 from bartleby.surfaces.cli import main
-from tests.kit.commands import STEERING, Done
+from tests.kit.commands import STEERING, Done, kept_logging
 from tests.kit.replay import Shop
 from tests.kit.screen import CTRL_C, END_OF_INPUT, plain
 
@@ -105,7 +105,7 @@ def terminal(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Termi
         screen = Talk()
         monkeypatch.setattr(sys, "argv", ["bartleby", *words])
         monkeypatch.setenv("COLUMNS", str(columns))
-        with CliRunner().isolation() as (_, _, mixed), monkeypatch.context() as patched:
+        with CliRunner().isolation() as (_, _, mixed), monkeypatch.context() as patched, kept_logging():
 
             def shown() -> str:
                 sys.stdout.flush()

@@ -66,6 +66,7 @@ def test_list_and_its_bars_fit_a_terminal(terminal: Terminal, client: Client, mo
 
 
 def test_view_says_what_broke_and_what_to_do(bartleby: Run, terminal: Terminal, client: Client, conn: Conn) -> None:
+    move_clock(conn).half_past()  # or the deaths may be those of two hours
     for number in range(3):
         die(client, payload={"order": number, "country": None})
     shown = bartleby("groups", "show", "1")

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from bartleby import Client, Message, Replay
+from bartleby import Client, Message, Replay, replaying
 from bartleby.evidence import Count
 from bartleby.operations import Operator
 from bartleby.surfaces.cli import replay_progress
@@ -245,7 +245,10 @@ def test_replaying_several_letters_requires_confirmation(client: Client, termina
     assert (done.code, done.asked) == (0, ["Reason (it is recorded): ", question])
 
 
-def test_detached_plan_has_its_options_and_is_left_to_the_workers(shop: Shop, client: Client, bartleby: Run) -> None:
+def test_detached_plan_has_its_options_and_is_left_to_the_workers(
+    shop: Shop, client: Client, bartleby: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaying, "_HOLD", 3600.0)  # it does not lapse because it is renewed late
     bury(client, range(3))
     shop.fixed.set()
     detached = bartleby("replay", "--all", *SURE, "--detach")

@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLR0915 - a chapter is a list of calls in one database, and splitting it would hide nothing
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -168,7 +169,9 @@ def operating_queues(api: Runner) -> None:
     assert api.audit_log(actor="ben") == [lines[3]]
     assert api.audit_log(action="queue.drop") == [lines[4]]
     assert api.verify_audit() == api.verify_audit(anchor) == []
-    assert all(each.problem for each in api.verify_audit(f"{lines[4].id + 5}:{'0' * 64}"))
+    missing = lines[4].id + 5
+    [problem] = api.verify_audit(f"{missing}:{'0' * 64}")
+    assert (problem.id, problem.problem) == (missing, "missing, though the anchor knows it: cut off the end")
     with pytest.raises(bartleby.BartlebyError, match="pgmq"):
         api.attach_pgmq("orders", {}, sibling=False, **ANA)
 
@@ -211,6 +214,11 @@ def triage_of_letters(api: Runner) -> None:
     assert (expiring.queue, expiring.letters) == ("triage", 2)
 
 
+def timeless(group: bartleby.Group) -> bartleby.Group:
+    """Return a group without its counts by the hour, which change as time passes."""
+    return replace(group, deaths_last_hour=0, deaths_by_hour=[])
+
+
 def groups_and_their_rules(api: Runner) -> None:
     api.create_queue("grouped")
     die_of_bug(api, "grouped", {"land": "de", "big": 10**30}, {"land": "de", "big": 10**30}, fingerprint="a")
@@ -219,8 +227,8 @@ def groups_and_their_rules(api: Runner) -> None:
     one, two = api.groups("grouped", limit=5)
     assert (one.fingerprint, one.queue, one.error_type, one.state, one.dead) == ("a", "grouped", "KeyError", "open", 2)
     assert (sum(one.deaths_by_hour), len(one.deaths_by_hour)) == (2, 24)
-    assert api.groups("grouped", after=(one.dead, one.id)) == [two]
-    assert api.group(one.id) == one
+    assert [timeless(each) for each in api.groups("grouped", after=(one.dead, one.id))] == [timeless(two)]
+    assert timeless(present(api.group(one.id))) == timeless(one)
     assert api.group(10**6) is None
     shared = {each.path: (each.value, each.letters, each.of) for each in api.shared_values(one.id, sample=10)}
     assert (shared["payload.land"], shared["payload.big"]) == (("de", 2, 2), (10**30, 2, 2))

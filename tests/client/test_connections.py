@@ -17,6 +17,14 @@ from tests.kit.worker import present, until
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 
+LOCKED_OUT = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that only finds out why there is none may take long."""
+    monkeypatch.setattr("bartleby.client._REASON_SECONDS", 60)
+
 
 async def test_tasks_share_a_client_that_is_closed_right_after_a_call(dsn: str) -> None:
     async with AsyncClient(dsn) as awaited:
@@ -40,29 +48,32 @@ def test_pooler_is_noticed_and_nothing_is_prepared_behind_it(dsn: str, pooled_ds
 
 
 def test_error_says_that_all_connections_are_in_use(
-    dsn: str, connect: Callable[..., Conn], is_waiting: Callable[[], bool]
+    dsn: str, conn: Conn, connect: Callable[..., Conn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(dsn, max_connections=1, connect_timeout=1.5)
+    settings = Settings(dsn, max_connections=1, connect_timeout=60.5)
     holder = connect(autocommit=False)
     with Client(settings=settings) as client, asyncio.Runner() as loop:
         client.create_queue("orders")
         holder.execute("select pg_advisory_xact_lock(lock_key) from bartleby.queue")
         waiting = threading.Thread(target=client.claim, args=("orders", "w"))
         waiting.start()
-        until(is_waiting)
-        with pytest.raises(NoConnection, match=r"no connection for 1.5 s: all 1 of this client are in use") as caught:
-            client.queues()
+        until(lambda: conn.execute(LOCKED_OUT).rowcount == 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(client._pool, "timeout", 0.1)
+            with pytest.raises(NoConnection, match=r"no connection for 60.5 s: all 1 of this client are") as caught:
+                client.queues()
         assert "max_connections" in (caught.value.hint or "")
-        loop.run(all_awaited_in_use(settings))
+        loop.run(all_awaited_in_use(settings, conn))
         holder.rollback()
         waiting.join()
         assert len(client.queues()) == 1
 
 
-async def all_awaited_in_use(settings: Settings) -> None:
+async def all_awaited_in_use(settings: Settings, conn: Conn) -> None:
     async with AsyncClient(settings=settings) as client:
         waiting = asyncio.create_task(client.claim("orders", "w"))
-        await asyncio.sleep(0)
+        await asyncio.to_thread(until, lambda: conn.execute(LOCKED_OUT).rowcount == 2)
+        client._pool.timeout = 0.1
         with pytest.raises(NoConnection, match="all 1 of this client are in use"):
             await client.queues()
         waiting.cancel()
@@ -81,7 +92,7 @@ async def test_error_of_a_wrong_address_has_the_answer_of_the_server(dsn: str) -
             "host=/nonexistent dbname=x": "No such file",
         }
         for place, says in wrong.items():
-            settings = Settings(place, connect_timeout=5)
+            settings = Settings(place, connect_timeout=0.1)
             with Client(settings=settings) as client, pytest.raises(NoConnection, match=says) as caught:
                 client.queues()
             assert caught.value.hint
@@ -91,7 +102,7 @@ async def test_error_of_a_wrong_address_has_the_answer_of_the_server(dsn: str) -
 
 
 async def test_session_that_was_ended_is_replaced_and_a_closed_client_says_so(dsn: str, conn: Conn) -> None:
-    end = "select pg_terminate_backend(%s, 5000)"
+    end = "select pg_terminate_backend(%s, 60000)"
     with Client(dsn) as client:
         pid = client.facts().backend_pid
         conn.execute(end, [pid])

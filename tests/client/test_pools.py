@@ -15,7 +15,9 @@ from bartleby.errors import NoConnection
 from bartleby.pooling import Pooled, rows
 from bartleby.surfaces.pools import Pools
 from bartleby.surfaces.watchdog import Watchdog
-from tests.kit.worker import present, until
+from tests.kit.worker import LONG, present, until
+
+pytestmark = pytest.mark.usefixtures("patient_pools")
 
 WHO = Call("select current_user || ' ' || current_setting('statement_timeout')", (), scalar)
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -66,13 +68,15 @@ def test_each_pool_works_in_its_role(dsn: str, pools: Callable[..., Pools], monk
     assert [each.name for each in both.reader.queues()] == ["orders"]
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         both.operating.run(Call("select count(*) from bartleby.token", (), scalar))
-    with both.operating.transaction(), both.operating.transaction(), pytest.raises(NoConnection, match="all 2"):
-        both.operating.queues()
+    with both.operating.transaction(), both.operating.transaction():
+        both.operating._pool.timeout = 0.1
+        with pytest.raises(NoConnection, match="all 2"):
+            both.operating.queues()
     monkeypatch.setattr("bartleby.surfaces.pools._READER_TIMEOUT", "500ms")
-    slow = pools(dsn)
     with pytest.raises(psycopg.errors.QueryCanceled):
-        slow.reader.run(Call("select pg_sleep(300)", (), scalar))
-    assert slow.reader.run(WHO) == "bartleby_reader 500ms"
+        pools(dsn).reader.run(Call("select pg_sleep(300)", (), scalar))
+    monkeypatch.setattr("bartleby.surfaces.pools._READER_TIMEOUT", "70s")
+    assert pools(dsn).reader.run(WHO) == "bartleby_reader 70s"
     # a pooler that cannot be noticed can be declared
     with pools(dsn, pooled=True).reader._connected() as connection:
         assert connection.execute(WHO.text).fetchall() == [("postgres 0",)]
@@ -81,7 +85,7 @@ def test_each_pool_works_in_its_role(dsn: str, pools: Callable[..., Pools], monk
     monkeypatch.setattr("bartleby.surfaces.pools.OPERATOR", "no_such_operator")
     plain = pools(dsn)
     plain.reader.run(WHO)
-    assert (plain.reader.run(WHO), present(plain.operator).run(WHO)) == ("postgres 500ms", "postgres 1min")
+    assert (plain.reader.run(WHO), present(plain.operator).run(WHO)) == ("postgres 70s", "postgres 1min")
 
 
 @pytest.mark.pgbouncer
@@ -148,7 +152,7 @@ def test_watchdog_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Watchdog, "_shut_late", look)
     watched = threading.Event()  # which can be referred to weakly, as a connection can
     with Watchdog().within(cast("Pooled", watched), 600):
-        assert looked.wait(30)
+        assert looked.wait(LONG)
     gone = weakref.ref(watched)
     del watched
     until(lambda: gone() is None)

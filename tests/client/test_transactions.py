@@ -41,7 +41,7 @@ EFFECT = "insert into effect values (1)"
 def app(dsn: str, conn: Conn) -> Iterator[Bartleby]:
     conn.execute("create table effect (n integer)")
     app = Bartleby(dsn, generation=5)
-    app.client.create_queue("orders", {"payload_limit": 200_000, "lease": "PT10S"})
+    app.client.create_queue("orders", {"payload_limit": 200_000, "lease": "PT1H"})
     yield app
     app.client.close()
 

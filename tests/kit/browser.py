@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, e
 from bartleby import Client
 from bartleby.surfaces.web import ConsoleSettings, console
 from tests.kit.sinks.servers import free_port
-from tests.kit.worker import until
+from tests.kit.worker import LONG, until
 
 _SHELL = "/usr/bin/chromium-headless-shell"  # takes a third less of the processor than the browser with its windows
 CHROMIUM = os.environ.get("BARTLEBY_CHROMIUM", _SHELL if os.access(_SHELL, os.X_OK) else "/usr/bin/chromium")
@@ -61,7 +61,7 @@ class Site:
         assert self._server is not None
         assert self._thread is not None
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(LONG)
         assert not self._thread.is_alive(), "the console did not stop"
 
 

@@ -31,10 +31,10 @@ class Clock:
         self.conn.execute("update public.test_clock set shift = shift + make_interval(secs => %s)", [float(seconds)])
 
     def half_past(self) -> None:
-        """Half past some hour to come: whatever is counted by the hour is not divided by the next one."""
+        """Half past the hour before this one: whatever is counted by the hour is not divided by the next one."""
         self.conn.execute(
-            "update public.test_clock set shift = shift + make_interval("
-            "secs => 5400 - extract(epoch from bartleby.clock())::float8::numeric % 3600)"
+            "update public.test_clock set shift = shift - make_interval("
+            "secs => 1800 + extract(epoch from bartleby.clock())::float8::numeric % 3600)"
         )
 
     def stop(self) -> None:

@@ -1,6 +1,7 @@
 """The command line for tests: how to start it, what it printed, and tables of refusals."""
 
 import json
+import logging
 import re
 import signal
 import sys
@@ -40,10 +41,22 @@ def checked(code: int, out: bytes, err: bytes) -> Done:
 
 
 @contextmanager
+def kept_logging() -> Iterator[None]:
+    """Restore the logger `bartleby`, which commands such as `work` configure for their process."""
+    logger = logging.getLogger("bartleby")
+    level, propagate, handlers = logger.level, logger.propagate, [*logger.handlers]
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.propagate, logger.handlers[:] = propagate, handlers
+
+
+@contextmanager
 def terminal(dsn: str) -> Iterator[Callable[..., Done]]:
     """Run the command line as `main` does, in this process, against a database."""
     kept = signal.getsignal(signal.SIGTERM)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, kept_logging():
 
         def run(*words: str, stdin: str | bytes = "", address: str | None = dsn) -> Done:
             patch.setattr(sys, "argv", ["bartleby", *words])

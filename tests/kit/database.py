@@ -28,6 +28,7 @@ from bartleby import dev
 from bench import pooler
 from tests.kit.pgmq import SCRIPT as PGMQ
 from tests.kit.sql import PSQL, SQL, Connection, psql
+from tests.kit.worker import until
 
 # A shell starts background jobs with Ctrl-C ignored; every process that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -193,7 +194,9 @@ class Database:
             kept = conn.info.backend_pid
         wait_for_sessions_to_end(self.admin, self.name, kept)
         others = "select pg_terminate_backend(pid, 30000) from pg_stat_activity where datname = %s and pid <> %s"
-        self.admin.execute(others + " and backend_type = 'client backend'", [self.name, kept])
+        others += " and backend_type = 'client backend'"
+        # looked for again, because one that ends by itself meanwhile cannot be told from one that does not end
+        until(lambda: self.admin.execute(others, [self.name, kept]).rowcount == 0, what=f"the sessions of {self.name}")
         open_ones = "select gid from pg_prepared_xacts where database = %s"
         for (gid,) in self.admin.execute(open_ones, [self.name]).fetchall():
             self.conn.execute(sql.SQL("rollback prepared {}").format(gid))

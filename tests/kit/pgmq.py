@@ -94,11 +94,11 @@ def statuses(conn: Connection) -> dict[Any, str]:
     return {str(each["payload"]): each["status"] for each in letters(conn)}
 
 
-def claim(conn: Connection, limit: int = 10, lease: str = "10 seconds") -> Claim:
+def claim(conn: Connection, limit: int = 10, lease: str = "1 hour") -> Claim:
     return sql.claim(conn, limit, QUEUE, lease)
 
 
 def lapse(conn: Connection) -> None:
     """Let every lease lapse, here and there."""
-    conn.execute("update bartleby.lease set until = until - interval '1 hour' where pending <> '{}'")
-    conn.execute("update pgmq.q_jobs set vt = vt - interval '1 hour'")
+    conn.execute("update bartleby.lease set until = until - interval '2 hours' where pending <> '{}'")
+    conn.execute("update pgmq.q_jobs set vt = vt - interval '2 hours'")

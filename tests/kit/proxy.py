@@ -42,7 +42,7 @@ class Proxy:
 
     def close(self) -> None:
         self._closing = True
-        self._thread.join(5)
+        self._thread.join(60)
         self.cut()
         self._listening.close()
         self._selector.close()

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 from bartleby import Client, Failure, relay
@@ -11,7 +11,8 @@ from bartleby.events import Sink
 from bartleby.relay import Relay
 from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Event, Failed, Outcome, Published
-from tests.kit.worker import Running
+from bartleby.worker import Worker
+from tests.kit.worker import Running, present
 
 ANA: dict[str, Any] = {"actor": "ana", "reason": "so it is"}
 
@@ -64,6 +65,18 @@ def relaying(dsn: str, buses: Mapping[str, Any] | None = None, **options: Any) -
     made = Relay(Settings(dsn=dsn), **{"look": 0.1, "poll": 0.05, **options})
     with mock.patch.object(relay, "open_publisher", open_one), Running(made) as running:
         yield running
+
+
+def worker_of(running: Running, name: str = "bus") -> Worker:
+    """Return the worker of a relay that serves this sink."""
+    return present(cast("Relay", running.worker)._stands[name]._worker)
+
+
+def leases_of(running: Running) -> set[int]:
+    """Return the leases that a relay knows of."""
+    stands = list(cast("Relay", running.worker)._stands.values())
+    workers = [stand._worker for stand in stands if stand._worker is not None]
+    return {lease for each in workers for lease in list(each._shared.holding.leases)}
 
 
 def add(client: Client, name: str = "bus", **settings: Any) -> None:

@@ -45,6 +45,7 @@ declare
   v_names text;
 begin
   set local session_replication_role = replica;  -- the audit log refuses to be truncated otherwise
+  set local lock_timeout = '60s';  -- no other session is left, so none holds a lock
   if to_regclass('public.test_clock') is not null then
     drop table public.test_clock;
     execute (select c.definition from test_kit.clock c);

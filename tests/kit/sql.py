@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from bartleby import dev
-from tests.kit.worker import until
+from tests.kit.worker import LONG, until
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[..., Connection]
@@ -195,7 +195,7 @@ class Waiting:
             self.future.set_exception(error)
 
     def result(self) -> Any:
-        return self.future.result(timeout=30)
+        return self.future.result(timeout=LONG)
 
 
 @contextmanager
@@ -212,7 +212,7 @@ def under_way(
 
     until(seen)
     yield running
-    running.thread.join(30)
+    running.thread.join(LONG)
     assert not running.thread.is_alive(), "it still waits"
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from unittest import mock
@@ -24,6 +24,7 @@ from bartleby import Bartleby, Client, Message, Terminal, fetching
 from bartleby.heartbeat import Heartbeat
 from bartleby.held import Held
 from bartleby.link import Link
+from bartleby.threads import ThreadLane
 from bartleby.worker import Worker
 
 T = TypeVar("T")
@@ -219,9 +220,9 @@ class Gate:
                         await asyncio.sleep(0.002)
 
 
-def renew_now(running: Running) -> None:
+def renew_now(worker: Worker) -> None:
     """Let the heartbeat renew every lease of a worker at each beat from now on, however long the leases are."""
-    heartbeat = running.worker._shared.holding._heartbeat
+    heartbeat = worker._shared.holding._heartbeat
 
     async def renew(link: Link, leases: Iterable[Held]) -> None:
         due = list(leases)
@@ -230,6 +231,14 @@ def renew_now(running: Running) -> None:
         await Heartbeat._renew(heartbeat, link, due)
 
     heartbeat._renew = renew  # type: ignore[method-assign]
+
+
+def time_out(running: Running, queue: str = "orders") -> None:
+    """Let the time be over for the threads that run handlers of a queue."""
+    lane = running.worker._shared.holding.lanes[queue]
+    assert isinstance(lane, ThreadLane)
+    for run in list(lane._runs.values()):
+        run.began -= present(lane.handler.timeout) + 1
 
 
 def claim_ahead(running: Running, queue: str = "orders") -> None:
@@ -362,9 +371,10 @@ def sessions(conn: Conn, name: str) -> list[int]:
     return [pid for (pid,) in conn.execute(query, [f"bartleby {name}"])]
 
 
-def lapse(conn: Conn) -> None:
-    """Let the leases of this moment lapse and take them back, before a heartbeat can renew them."""
-    leases = [lease for (lease,) in conn.execute("select id from bartleby.lease where not isempty(pending)")]
+def lapse(conn: Conn, *, but: Collection[int] = ()) -> None:
+    """Let the leases of this moment, but for some, lapse and take them back, before a heartbeat can renew them."""
+    found = conn.execute("select id from bartleby.lease where not isempty(pending)")
+    leases = [lease for (lease,) in found if lease not in but]
     lapsing = b"update bartleby.lease set until = bartleby.clock() - interval '1 s' where id = any (%s)"
 
     def taken_back() -> bool:

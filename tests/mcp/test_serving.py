@@ -16,7 +16,7 @@ import httpx
 import mcp
 import psycopg
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
@@ -34,9 +34,11 @@ from bartleby.surfaces.mcp.house import agent_of
 from bartleby.surfaces.pools import Pools
 from tests.kit.agent import Agent, Reply, as_seen, reply_of
 from tests.kit.burying import bury
-from tests.kit.commands import PROGRAM
+from tests.kit.commands import PROGRAM, kept_logging
 from tests.kit.screen import Screen
 from tests.kit.worker import LONG, present
+
+pytestmark = pytest.mark.usefixtures("patient_pools")
 
 Calling = Callable[..., Awaitable[Reply]]
 BODY = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
@@ -84,6 +86,12 @@ def listening(dsn: str, *words: str) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(LONG) in {0, -signal.SIGTERM, 128 + signal.SIGTERM}
+
+
+def started_with(dsn: str, *words: str) -> Result:
+    """Run the command line in this process."""
+    with kept_logging():
+        return CliRunner().invoke(cli, ["--dsn", dsn, *words])
 
 
 def add_token(client: Client, name: str, role: str = "agent", queues: list[str] | None = None) -> str:
@@ -206,19 +214,19 @@ def test_server_that_would_be_unsafe_or_useless_does_not_start(
         (["--actor", " "], "--actor is empty"),
         (["--http", "127.0.0.1:0", "--queue", "orders"], "over HTTP a token says which queues"),
     ):
-        done = CliRunner().invoke(cli, ["--dsn", dsn, "mcp", *words])
+        done = started_with(dsn, "mcp", *words)
         assert done.exit_code in {1, 2}, words
         assert message in f"{done.stderr} {done.exception}", words
-    done = CliRunner().invoke(cli, ["--dsn", make_conninfo(dsn, dbname="postgres"), *LISTEN])
+    done = started_with(make_conninfo(dsn, dbname="postgres"), *LISTEN)
     assert isinstance(done.exception, NotInstalled)
     conn.execute("create role may_nothing login password 'none'")
     try:
-        done = CliRunner().invoke(cli, ["--dsn", make_conninfo(dsn, user="may_nothing", password="none"), *LISTEN])
+        done = started_with(make_conninfo(dsn, user="may_nothing", password="none"), *LISTEN)
     finally:
         conn.execute("drop role may_nothing")
     assert isinstance(done.exception, psycopg.errors.InsufficientPrivilege)
     assert started == []
-    done = CliRunner().invoke(cli, ["--dsn", dsn, *LISTEN, "--no-auth", "--queue", "orders", "--queue", "ordres"])
+    done = started_with(dsn, *LISTEN, "--no-auth", "--queue", "orders", "--queue", "ordres")
     assert (done.exit_code, done.stderr, started) == (0, "there is no queue ordres yet\n", ["127.0.0.1"])
 
 

@@ -145,8 +145,8 @@ class TestRaces:
         settling = connect(autocommit=False)
         assert ack(settling, first.lease) == 1
         conn.execute("set statement_timeout = '60s'")
-        conn.execute("select bartleby.extend(%s, '1 hour')", [[first.lease, second.lease]])
-        hidden = "select count(*) from pgmq.q_jobs where vt > now() + interval '30 minutes'"
+        conn.execute("select bartleby.extend(%s, '3 hours')", [[first.lease, second.lease]])
+        hidden = "select count(*) from pgmq.q_jobs where vt > now() + interval '2 hours'"
         assert value(conn, hidden) == 1
         settling.commit()
         assert pgmq.inside(conn) == [2]

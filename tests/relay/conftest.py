@@ -7,6 +7,7 @@ from tests.kit.worker import LONG
 
 
 @pytest.fixture(autouse=True)
-def patient_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relay that stops waits for its last reports and releases."""
+def patience(patient_worker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that stops waits for its last reports, and its leases do not lapse because they are renewed late."""
     monkeypatch.setattr(relay, "_LAST_WORDS", LONG)
+    monkeypatch.setattr(relay, "_LEASE", 600.0)

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from bartleby import Client, publishing, relay, reporting
+from bartleby import Client, janitor, presence, publishing, relay, replaying, reporting, worker
 from bartleby.errors import InvalidSettings
 from bartleby.sinks.publisher import Event, Failed, Outcome, Published, Refused
 from tests.kit.burying import bury
 from tests.kit.commands import Done
 from tests.kit.proxy import proxied
-from tests.kit.relay import ANA, Bus, add, die, relaying, sink
-from tests.kit.worker import CapturedLog, Conn, lapse, state, until
+from tests.kit.relay import ANA, Bus, add, die, leases_of, relaying, sink, worker_of
+from tests.kit.worker import CapturedLog, Conn, lapse, renew_now, state, until
 
 LETTERS = ["dead_letter.*"]
 
@@ -264,9 +264,10 @@ def test_stopped_relays_repeated_outages_and_lost_leases_lose_no_event(
             died += die(client, 8)
             until(lambda: sink(client).state == "degraded")
         died += die(client, 5)
-    with relaying(dsn, {"bus": bus}):
+    with relaying(dsn, {"bus": bus}) as running:
         until(lambda: state(conn, "sink.bus")[1])
         lapse(conn)
+        renew_now(worker_of(running))
         until(lambda: log.of("lease.lost"))
         bus.down = None
         until(lambda: sink(client).waiting == 0)
@@ -302,7 +303,10 @@ def test_event_whose_lease_lapsed_while_it_was_published_comes_again_as_the_same
 def test_relay_stops_though_its_database_hangs(
     client: Client, dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "_LAST_WORDS", 0.2)
+    for module in (relay, worker, presence):
+        monkeypatch.setattr(module, "_LAST_WORDS", 0.2)
+    for duty in (janitor, replaying):
+        monkeypatch.setattr(duty, "_LEAVE_SECONDS", 0.2)
     add(client, types=LETTERS)
     die(client, 3)
     port = int(dsn.rpartition("/")[0].rpartition(":")[2])
@@ -349,14 +353,18 @@ def test_pause_stops_what_is_under_way(client: Client, dsn: str, conn: Conn, mon
 def test_two_relays_share_the_work_and_their_connections_may_be_cut(client: Client, dsn: str, conn: Conn) -> None:
     bus = Bus()
     add(client, types=LETTERS)
-    with relaying(dsn, {"bus": bus}), relaying(dsn, {"bus": bus}):
+    with relaying(dsn, {"bus": bus}) as one, relaying(dsn, {"bus": bus}) as two:
         died = die(client, 100)
         until(lambda: len(bus.events) == 100 and sink(client).waiting == 0)
         assert (len(set(bus.known)), {each["data"]["message_id"] for each in bus.events}) == (100, set(died))
+        cut: list[int] = []
         for _ in range(5):
             died += die(client, 40)
-            conn.execute("""select pg_terminate_backend(pid) from pg_stat_activity
+            ended = conn.execute("""select pid, pg_terminate_backend(pid) from pg_stat_activity
                 where datname = current_database() and application_name like 'bartleby %'""")
+            cut += [pid for pid, _ in ended]
+        until(lambda: conn.execute("select from pg_stat_activity where pid = any (%s)", [cut]).rowcount == 0)
+        lapse(conn, but=leases_of(one) | leases_of(two))  # answers to claims may have been cut off
         until(lambda: {each["data"]["message_id"] for each in bus.events} == set(died) and sink(client).waiting == 0)
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from bartleby.sinks import open_publisher
 from bartleby.sinks.publisher import Publisher, Readable
-from tests.kit.sinks.conformance import event, events, ids_of, named, stored_ids, why
+from tests.kit.sinks.conformance import PATIENT, event, events, ids_of, named, stored_ids, why
 from tests.kit.sinks.servers import eventually
 from tests.kit.worker import CapturedLog
 
 
-def opened(path: Path, timeout: float = 5.0) -> Publisher:
+def opened(path: Path, timeout: float = PATIENT) -> Publisher:
     return open_publisher("log", {"path": str(path)}, timeout)
 
 

@@ -177,7 +177,9 @@ class TestPayloads:
             assert type(each["data"]["payload"]) is type(payload)
             assert each["data"]["headers"] == {"type": "t", "nothing": None}
         for sink in ("bus", "unknown"):
-            assert not any({"payload", "headers"} & set(each["data"]) for each in letters(conn, sink))
+            without = letters(conn, sink)
+            assert len(without) == len(PAYLOADS), sink
+            assert not any({"payload", "headers"} & set(each["data"]) for each in without), sink
         conn.execute("select bartleby.send('q', '{\"n\": 12345678901234567890.10}')")
         fail_all(conn, claim(conn), verdict="dead")
         event = value(conn, "select max(id) from bartleby.events")

@@ -149,6 +149,9 @@ def test_hostile_tables_functions_and_operators_change_nothing(attacker: Connect
             attacker.execute(statement.encode())
     for function in ("nextval(regclass)", "pg_advisory_xact_lock(bigint)", "jsonb_typeof(jsonb)", "random()"):
         attacker.execute(f"create function hostile.{function} returns bigint {trap.format('1')}".encode())
+    attacker.execute("select 1 = 1")
+    assert sql.column(attacker, "select who from hostile.caught") == ["attacker"], "the traps work"
+    attacker.execute("delete from hostile.caught")
     walk(attacker)
     attacker.execute("set search_path = pg_catalog")
     assert sql.column(attacker, "select who from hostile.caught") == []

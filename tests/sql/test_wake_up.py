@@ -33,7 +33,7 @@ def idle(conn: Connection, seconds: float = 30) -> timedelta:
 def heard(conn: Connection, worker: Connection) -> int:
     """How often the worker was notified by what has committed so far: notifications come in order of commits."""
     conn.execute("notify mark")
-    for count, notice in enumerate(worker.notifies(timeout=30)):
+    for count, notice in enumerate(worker.notifies(timeout=60)):
         if notice.channel == "mark":
             return count
         assert notice.payload == ""

@@ -1,4 +1,4 @@
-"""The clock of the acceptance tests."""
+"""The clock of the acceptance tests, and limits that hold on a busy machine."""
 
 from importlib.resources import files
 
@@ -6,6 +6,11 @@ import pytest
 
 from bartleby.testing import Clock, frozen_clock
 from tests.kit.sql import Connection
+
+
+@pytest.fixture(autouse=True)
+def patience(patient_pools: None) -> None:
+    """Wait longer for a connection."""
 
 
 @pytest.fixture

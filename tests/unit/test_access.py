@@ -95,5 +95,5 @@ def test_stream_may_end_while_its_lock_is_held() -> None:
     for limit in (Streams(4), Attendance()):
         ending = threading.Thread(target=end_one, args=[limit], daemon=True)
         ending.start()
-        ending.join(30)
+        ending.join(60)
         assert not ending.is_alive(), f"{limit} waits for itself"

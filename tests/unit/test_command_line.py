@@ -147,4 +147,4 @@ def test_first_interrupt_stops_and_the_second_raises(
         signal.raise_signal(signal.SIGINT)
     assert capfd.readouterr().err == "\nstopping\n", "reported in the middle of a write, too"
     assert not Stop(60).wait(0)
-    assert Stop(0.01).wait(30)
+    assert Stop(0.01).wait(60)

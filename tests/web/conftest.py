@@ -15,7 +15,6 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
-from bartleby.surfaces import pools
 from bartleby.surfaces.web import ConsoleSettings, console
 from tests.kit.api import SAME, add_token, visiting
 
@@ -56,9 +55,8 @@ def signed_in(app: FastAPI, secret: str, name: str = "", **visit: Any) -> TestCl
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait longer for a connection, because the machine may be slow."""
-    monkeypatch.setattr(pools, "_PATIENCE", 60.0)
+def patience(patient_pools: None) -> None:
+    """Wait longer for a connection."""
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from bartleby import Client
 from tests.kit.api import API, BIG, JSON, REASON, SECRET, body_of, fill_queue, get, post, visiting
 from tests.kit.burying import bury, statuses
+from tests.kit.clock import move_clock
 from tests.kit.openapi import fuzz
 from tests.web.conftest import ClientAs, OpenConsole
 
@@ -45,7 +46,10 @@ def test_lists_come_page_by_page(browser: TestClient, dsn: str) -> None:
     assert "link" not in last.headers
 
 
-def test_unchanged_document_is_not_sent_again(browser: TestClient, dsn: str) -> None:
+def test_unchanged_document_is_not_sent_again(
+    browser: TestClient, dsn: str, conn: psycopg.Connection[tuple[Any, ...]]
+) -> None:
+    move_clock(conn).half_past()  # the document of a group counts by the hour
     first, *_ = fill_queue(dsn)
     plan = post(browser, "/replays", 201, ids=[first])["id"]
     for path in (f"/dead-letters/{first}", "/groups/1", f"/replays/{plan}"):

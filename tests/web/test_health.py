@@ -5,6 +5,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -56,19 +57,24 @@ def test_missing_database_is_reported_to_local_callers_and_not_to_strangers(monk
 def test_console_recovers_from_a_database_that_is_silent_or_closes_its_connections(
     dsn: str, server: dev.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bartleby.surfaces.pools._READER_SILENCE", 1.0)
-    monkeypatch.setattr("bartleby.surfaces.pools._PATIENCE", 1.0)
-    with contextlib.closing(Proxy(server.port)) as wire, visiting(console(wire.dsn(dsn), OPEN)) as visitor:
-        for mode, port in (("blackhole", server.port), ("pass", free_port())):
+    with contextlib.closing(Proxy(server.port)) as wire:
+        app = console(wire.dsn(dsn), OPEN)
+        reader = app.state.house.pools.reader
+        with visiting(app) as visitor:
+            for mode, port in (("blackhole", server.port), ("pass", free_port())):
+                until(lambda: visitor.get(LOOK).status_code == 200)
+                wire.mode = mode
+                wire.lead_to(port)
+                if mode == "pass":
+                    wire.cut()
+                with monkeypatch.context() as hasty:  # while there is no answer to wait for
+                    hasty.setattr(reader, "_silence", 0.2)
+                    hasty.setattr(reader, "_settings", replace(reader._settings, connect_timeout=0.2))
+                    hasty.setattr(reader._pool, "timeout", 0.2)
+                    assert [visitor.get(LOOK).status_code for _ in range(2)] == [503] * 2, mode
+                wire.mode = "pass"
+                wire.lead_to(server.port)
             until(lambda: visitor.get(LOOK).status_code == 200)
-            wire.mode = mode
-            wire.lead_to(port)
-            if mode == "pass":
-                wire.cut()
-            assert [visitor.get(LOOK).status_code for _ in range(2)] == [503] * 2, mode
-            wire.mode = "pass"
-            wire.lead_to(server.port)
-        until(lambda: visitor.get(LOOK).status_code == 200)
 
 
 @pytest.mark.own_database

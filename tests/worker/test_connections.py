@@ -61,7 +61,7 @@ def test_each_connection_is_made_anew_when_its_session_is_ended(app: Bartleby, c
         for number, name in enumerate(NAMES):
             (before,) = until(lambda: kit.sessions(conn, name))  # noqa: B023 - at once
             conn.execute("select pg_terminate_backend(%s, 30000)", [before])
-            kit.renew_now(running)
+            kit.renew_now(running.worker)
             fill(app, 5, 5 * number)
             until(lambda: running.worker.counts["done"] == 5 * (number + 1))  # noqa: B023 - at once
             until(lambda: kit.sessions(conn, name) not in ([], [before]))  # noqa: B023 - at once
@@ -196,22 +196,32 @@ def test_messages_are_released_if_the_look_at_what_was_handled_fails(app: Bartle
 # A wire that hangs
 
 
+def let_lease_run_out(running: kit.Running) -> None:
+    """Let the time of the only lease be over while its renewal is under way."""
+    [held] = running.worker._shared.holding.leases.values()
+    kit.renew_now(running.worker)
+    until(lambda: held.extended == float("-inf"))
+    held.deadline -= held.length
+
+
 def test_handler_whose_lease_cannot_be_renewed_is_cancelled_and_the_worker_can_be_stopped(
-    app: Bartleby, through: Bartleby, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    app: Bartleby, through: Bartleby, proxy: Proxy, conn: Conn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half-open: nothing is closed, nothing answers. The lease is given up here before it lapses there."""
     monkeypatch.setattr(worker_module, "_LAST_WORDS", 0.2)
     for duty in (janitor, replaying):
         monkeypatch.setattr(duty, "_LEAVE_SECONDS", 0.2)
     gate, stuck = Gate(kit.first_only()), Gate()
-    through.handler("orders", lease=3)(gate.handler(awaited=True))
+    through.handler("orders", lease=600)(gate.handler(awaited=True))
     through.handler("others", lease=600)(stuck.handler(awaited=False))
     app.client.create_queue("others")
     sent = app.client.send("orders", 1)
     with working(through, grace=0.5) as running:
         gate.wait_for_start()
         proxy.mode = "blackhole"
+        let_lease_run_out(running)
         assert gate.cancelled.wait(LONG)
+        kit.lapse(conn)
         proxy.mode = "pass"
         until(lambda: running.worker.counts["done"] == 1)
         app.client.send("others", 1)

@@ -12,9 +12,31 @@ from uuid import UUID
 import pydantic
 import pytest
 
-from bartleby import Bartleby, BartlebyError, InvalidHandler, InvalidPolicy, Message, NoHandler, RetryPolicy
+from bartleby import (
+    Bartleby,
+    BartlebyError,
+    InvalidHandler,
+    InvalidPolicy,
+    Message,
+    NoHandler,
+    RetryPolicy,
+    deadlines,
+)
 from bartleby.worker import Worker
-from tests.kit.worker import BOTH, LONG, Conn, Gate, drain, handler_of, numbered, present, state, until, working
+from tests.kit.worker import (
+    BOTH,
+    LONG,
+    Conn,
+    Gate,
+    drain,
+    handler_of,
+    numbered,
+    present,
+    state,
+    time_out,
+    until,
+    working,
+)
 
 
 @dataclass
@@ -227,19 +249,23 @@ def test_concurrency_of_the_handler_takes_precedence_over_that_of_the_worker(app
 @BOTH
 @pytest.mark.parametrize(("stubborn", "batch"), [(False, None), (True, None), (False, 5)])
 def test_handler_that_takes_too_long_is_stopped_and_its_messages_fail(
-    app: Bartleby, conn: Conn, *, awaited: bool, stubborn: bool, batch: int | None
+    app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch, *, awaited: bool, stubborn: bool, batch: int | None
 ) -> None:
     """A stubborn one is left behind, and its result is ignored."""
-    gate = Gate(stubborn=stubborn)
-    app.handler("orders", timeout=1, batch=batch, retry={"max_attempts": 1})(gate.handler(awaited=awaited))
+    monkeypatch.setattr(deadlines, "_LAST_CHANCE", 0.1)
+    gate, timeout = Gate(stubborn=stubborn), 0.1 if awaited else 3600
+    app.handler("orders", timeout=timeout, batch=batch, retry={"max_attempts": 1})(gate.handler(awaited=awaited))
     sent = app.send_many("orders", numbered(batch or 1))
     with working(app) as running:
+        gate.wait_for_start()
+        if not awaited:  # a thread may need longer than any short timeout until it is in the handler
+            time_out(running)
         until(lambda: running.worker.counts["dead"] == len(sent))
         assert stubborn or gate.cancelled.wait(LONG)
         gate.open()
         assert running.end() == {"dead": len(sent)}
     for each in sent:
         (attempt,) = app.client.attempts(each)
-        assert (attempt.error_type, attempt.error) == ("TimeoutError", "the handler took longer than 1 s")
+        assert (attempt.error_type, attempt.error) == ("TimeoutError", f"the handler took longer than {timeout} s")
         assert f"in {gate.handler(awaited=awaited).__qualname__}" in (attempt.traceback or "")
     assert state(conn) == (0, 0, 0, len(sent))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bartleby import Bartleby, Client, Failure, replaying
+from bartleby import Bartleby, Client, Failure
 from bartleby import janitor as upkeep
 from bartleby.config import Settings
 from bartleby.janitor import DUTY, Janitor
@@ -20,10 +20,7 @@ def holder(conn: Conn) -> str | None:
     return str(found[0]) if found else None
 
 
-def test_one_of_three_workers_has_the_duty_and_leaves_it_when_it_stops(
-    app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upkeep, "_HOLD", 3600.0)  # it does not lapse by itself
+def test_one_of_three_workers_has_the_duty_and_leaves_it_when_it_stops(app: Bartleby, conn: Conn) -> None:
     app.handler("orders")(print)
     with working(app) as one, working(app) as two, working(app) as three:
         names = {each.worker.name: each for each in (one, two, three)}
@@ -35,12 +32,10 @@ def test_one_of_three_workers_has_the_duty_and_leaves_it_when_it_stops(
         assert second in names
 
 
-async def test_command_leaves_both_duties_on_sigterm(dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_leaves_both_duties_on_sigterm(dsn: str, conn: Conn) -> None:
     def held() -> Any:
         return value(conn, "select count(*) from bartleby.duty where until > bartleby.clock()")
 
-    for module in (upkeep, replaying):
-        monkeypatch.setattr(module, "_HOLD", 3600.0)  # they do not lapse by themselves
     running = asyncio.create_task(command._run(Settings(dsn), "me"))
     await asyncio.to_thread(until, lambda: held() == 2)
     signal.raise_signal(signal.SIGTERM)

@@ -12,6 +12,7 @@ from tests.kit import poison
 from tests.kit.sql import value
 from tests.kit.worker import (
     BOTH,
+    LONG,
     CapturedLog,
     Conn,
     FailingTerminal,
@@ -144,7 +145,7 @@ def test_settlement_that_is_refused_does_not_affect_others(
     together = threading.Barrier(4)
 
     def handle(message: Message) -> object:
-        together.wait(30)  # so that they are settled together
+        together.wait(LONG)  # so that they are settled together
         return later(1e12 if message.payload == 2 else 3000)
 
     app.handler("orders", concurrency=4)(handler_of(handle, awaited=False))

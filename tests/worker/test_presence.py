@@ -94,7 +94,7 @@ def test_worker_that_cannot_report_renews_its_leases_and_warns_once(
     with working(app) as running:
         gate.wait_for_start()
         [lease] = running.worker._shared.holding.leases.values()
-        renew_now(running)
+        renew_now(running.worker)
         with conn.transaction():
             conn.execute("lock table bartleby.worker in access exclusive mode")
             until(is_waiting)

@@ -71,7 +71,7 @@ def test_solo_message_that_loses_its_lease_is_charged_and_frees_the_worker(
         gate.wait_for_start()
         app.send_many("orders", numbered(10))
         kit.lapse(conn)
-        kit.renew_now(running)
+        kit.renew_now(running.worker)
         assert gate.cancelled.wait(kit.LONG)
         until(lambda: running.worker.counts["done"] == 11)
     assert [each.outcome for each in app.client.attempts(sent)] == ["lost", "crashed"]

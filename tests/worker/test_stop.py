@@ -11,7 +11,7 @@ from bartleby.config import Settings
 from bartleby.holding import Holding
 from bartleby.link import Link
 from tests.kit.sql import value
-from tests.kit.worker import BOTH, CapturedLog, Conn, Gate, claim_ahead, numbered, state, until, working
+from tests.kit.worker import BOTH, LONG, CapturedLog, Conn, Gate, claim_ahead, numbered, state, until, working
 
 
 def nothing_was_charged(conn: Conn) -> bool:
@@ -62,7 +62,7 @@ def test_handler_that_does_not_end_is_cancelled_and_its_message_released(
             running.stop()
         until(lambda: state(conn)[1] == 0)
         if not order.endswith("ignored"):
-            assert gate.cancelled.wait(30)
+            assert gate.cancelled.wait(LONG)
             assert running.join() == {"released": 1}
         gate.open()
     assert state(conn)[3] == 0

@@ -19,10 +19,10 @@ from tests.kit.worker import LONG, CapturedLog, Conn, Program, children_of, stat
 
 SHOP = """
 import os, time
-from bartleby import Bartleby, presence
+from bartleby import Bartleby, heartbeat, presence
 
 presence.EVERY = 0.2  # users have ten seconds
-presence._UNDER_WAY = presence._LAST_WORDS = 60.0  # and a busy machine is slow
+presence._UNDER_WAY = presence._LAST_WORDS = heartbeat._JOIN_SECONDS = 60.0  # and a busy machine is slow
 app = Bartleby(version="2.4.1")
 note = os.open("notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 

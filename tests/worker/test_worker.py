@@ -81,7 +81,7 @@ def test_lane_whose_waiting_messages_are_gone_claims_again(
             until(lambda: running.worker.counts["done"] == 3)
         else:
             lapse(conn)
-            kit.renew_now(running)
+            kit.renew_now(running.worker)
             until(lambda: log.of("lease.lost"))
         turns.append(0.0)
         until(lambda: len(seen) == 3)
@@ -107,7 +107,7 @@ def test_until_idle_waits_for_what_a_running_handler_sends(app: Bartleby, monkey
     @app.handler("orders")
     def order(message: Message) -> None:
         wait_for_looks()
-        monkeypatch.setattr(fetching, "_LOOK_EVERY", 2.0)
+        monkeypatch.setattr(fetching, "_LOOK_EVERY", 0.2)
         wait_for_looks()
         app.send("parcels", 1)
 
@@ -207,7 +207,7 @@ def test_lease_is_renewed_while_handlers_keep_the_worker_busy(
             monkeypatch.setattr(heartbeat, "_STUCK", 3600.0)
         for _ in range(2):
             before = value(conn, ends)
-            kit.renew_now(running)
+            kit.renew_now(running.worker)
             until(lambda: value(conn, ends) > before)  # noqa: B023 - at once
         seen = until(app.client.workers)[0].seen_at
         until(lambda: app.client.workers()[0].seen_at > seen)
@@ -252,7 +252,7 @@ def test_handler_that_lost_its_lease_is_cancelled(app: Bartleby, conn: Conn, log
     with working(app) as running:
         gate.wait_for_start()
         lapse(conn)
-        kit.renew_now(running)
+        kit.renew_now(running.worker)
         assert gate.cancelled.wait(kit.LONG)
         until(lambda: running.worker.counts["done"] == 1)
         assert running.end() == {"done": 1}
@@ -264,7 +264,7 @@ def test_handler_that_lost_its_lease_is_cancelled(app: Bartleby, conn: Conn, log
 def test_late_result_is_refused_and_counted(app: Bartleby, conn: Conn, log: CapturedLog) -> None:
     """The lease was lost before the heartbeat could know: the database refuses the settlement."""
 
-    @app.handler("orders")
+    @app.handler("orders", lease=600)
     async def handle(message: Message) -> None:
         # in this order: a claim may be under way, and must not find it
         app.client.pause_queue("orders")

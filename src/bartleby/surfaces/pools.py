@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, LiteralString
 
-import psycopg
 from psycopg import IsolationLevel
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool
@@ -131,13 +130,6 @@ class RoleClient(Client):
             return NoConnection.all_in_use(self._settings.max_connections, self._settings.connect_timeout)
         self._away, self._looked_at = error, time.monotonic()
         return error
-
-    def _reason(self) -> NoConnection | None:
-        try:
-            psycopg.connect(self._settings.dsn or "", connect_timeout=2).close()
-        except psycopg.Error as error:
-            return NoConnection.because(error)
-        return None
 
     def _fail_at_once(self) -> None:
         # A pool makes everybody wait before it says that there is no server; one who looks is enough.

@@ -63,7 +63,7 @@ async def test_quick_handlers_need_one_thread(lane_of: MakeLane) -> None:
         lane, collected = lane_of(lambda _: names.add(threading.get_ident()))
         for round_ in range(10):
             lane.put(lease(100), messages(100, 1 + 100 * round_))
-            await collected.wait(100 * (round_ + 1))
+            await collected.reach(100 * (round_ + 1))
         return len(names)
 
     # a thread that does not get the processor for a while looks like one that blocks
@@ -87,7 +87,7 @@ async def test_timeout_that_races_with_the_end_of_a_handler_hits_no_other_messag
 
     lane, collected = lane_of(close_to_the_limit, concurrency=2, timeout=limit)
     lane.put(lease(40), messages(40))
-    await collected.wait(40)
+    await collected.reach(40)
     await eventually(lambda: lane.running == 0)
     assert not stray
     assert [settlement for message_id, settlement in collected.settled if message_id % 2 == 0] == [None] * 20
