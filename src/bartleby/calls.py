@@ -204,10 +204,13 @@ def lease_length(queue: str) -> Call[timedelta]:
     return Call("select bartleby.lease_length(%s)", (storable(queue),), scalar)
 
 
-def outlook(queue: str) -> Call[Outlook]:
-    """Return what a queue that has nothing to hand out is waiting for."""
-    text: LiteralString = "select due_in, breaker, paused from bartleby.outlook(%s)"
-    return Call(text, (storable(queue),), lambda rows: Outlook(*rows[0]))
+def outlook(queue: str, generation: int | None = None) -> Call[Outlook]:
+    """Return what a queue that has nothing to hand out is waiting for.
+
+    With `generation`, newer messages do not count.
+    """
+    text: LiteralString = "select due_in, breaker, paused from bartleby.outlook(%s, %s::bigint)"
+    return Call(text, (storable(queue), generation), lambda rows: Outlook(*rows[0]))
 
 
 def open_breaker(queue: str, cause: str, over: Duration) -> Call[bool]:

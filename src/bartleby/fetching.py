@@ -5,7 +5,6 @@ import contextlib
 import random
 import time
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 import psycopg
 
@@ -21,7 +20,7 @@ from bartleby.message import Lease, Message
 from bartleby.terms import Terms
 from bartleby.waking import Listener
 
-_TOO_NEW, _TOO_NEW_UNTIL_IDLE = 10.0, 61.0
+_TOO_NEW = 10.0
 _LONGEST_PAUSE = 1.0
 _LONGEST_SLEEP = 5.0
 _LOOK_EVERY = 0.25
@@ -56,7 +55,6 @@ class Fetcher:
         self._queue = lane.handler.queue
         self._shared = shared
         self._seen: int | None = None
-        self._newer_due = 0.0
 
     async def run(self) -> None:
         """Fetch until the worker stops."""
@@ -120,9 +118,8 @@ class Fetcher:
         runnable, generation = list(lease), self._shared.app.generation or 0
         if any(message.generation is not None and message.generation > generation for message in runnable):
             newer = [(held, message) for message in runnable if (message.generation or 0) > generation]
-            delay = _TOO_NEW_UNTIL_IDLE if self._shared.until_idle else _TOO_NEW
-            if self._newer_due < (now := time.monotonic()):
-                self._newer_due = now + delay
+            # With --until-idle, longer than what is waited for: queues of pgmq cannot leave newer messages out of the look.
+            delay = _SOON + 1 if self._shared.until_idle else _TOO_NEW
             self._shared.holding.put_back(newer, f"its generation is newer than this worker's {generation}", delay)
             runnable = [message for message in runnable if (message.generation or 0) <= generation]
         if handler.once is None or not runnable:
@@ -162,17 +159,12 @@ class Fetcher:
         # before that claim until now.
         if self._seen != self._shared.granted:
             return
-        outlook = await self._shared.link.run(calls.outlook(self._queue))
+        outlook = await self._shared.link.run(calls.outlook(self._queue, self._shared.app.generation or 0))
         if outlook.breaker in {"open", "forced"}:
             if self._queue not in self._shared.idle:
                 text = f"the breaker of queue {self._queue} is open: not waiting for its messages"
                 telemetry.warning("worker.gave_up", text, queue=self._queue)
-        elif outlook.due_in is not None and outlook.due_in < self._worth_waiting() and not outlook.paused:
+        elif outlook.due_in is not None and outlook.due_in.total_seconds() < _SOON and not outlook.paused:
             return
         if self._seen == self._shared.granted:
             self._shared.idle.add(self._queue)
-
-    def _worth_waiting(self) -> timedelta:
-        # A message that was put back because it is newer than this worker is due again, but not worth waiting for.
-        left = self._newer_due - time.monotonic()
-        return timedelta(seconds=min(_SOON, left) if left > 0 else _SOON)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,9 @@ def test_outlook_names_what_an_idle_queue_waits_for(conn: Connection, clock: Clo
     def outlook() -> Row:
         return sql.row(conn, "select * from bartleby.outlook('q')")
 
+    def due_in(generation: int) -> Any:
+        return sql.value(conn, "select due_in from bartleby.outlook('q', %s)", generation)
+
     clock.stop()
     sql.create(conn, "other")
     sql.send(conn, 1, "other", delay="1 hour")
@@ -145,6 +149,10 @@ def test_outlook_names_what_an_idle_queue_waits_for(conn: Connection, clock: Clo
         assert outlook()["due_in"] == timedelta(seconds=due)
     sql.ack(conn, sql.claim(conn).lease)
     assert outlook()["due_in"] == timedelta(minutes=59, seconds=-1)
+    for generation in (7, 8):
+        sql.send(conn, 3, delay=f"{generation} minutes", generation=generation)
+    found = [due_in(generation) for generation in (8, 7, 6, 0)]
+    assert found == [timedelta(minutes=7), timedelta(minutes=7), *[timedelta(minutes=59, seconds=-1)] * 2]
     conn.execute("select bartleby.pause_queue('q'), bartleby.open_breaker('q', 'storm', '0')")
     assert (outlook()["breaker"], outlook()["paused"]) == ("open", True)
     sql.create(conn, "q", breaker="off", lease=2.5)

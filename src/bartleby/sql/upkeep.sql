@@ -108,14 +108,18 @@ language sql stable security definer set search_path = pg_catalog, bartleby, pg_
 as $$ select (bartleby.find_queue(p_queue)).lease $$;
 comment on function bartleby.lease_length(text) is 'how long a lease of a queue lasts unless the claim says otherwise';
 
-create or replace function bartleby.outlook(p_queue text) returns table (due_in interval, breaker text, paused boolean)
+create or replace function bartleby.outlook(p_queue text, p_generation bigint default null)
+returns table (due_in interval, breaker text, paused boolean)
 language sql stable security definer rows 1 set search_path = pg_catalog, bartleby, pg_temp
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
   select coalesce((select case when e.ready > 0 then bartleby.clock() else e.next_at end from bartleby.depth_elsewhere(q.id) e),
-      (select d.run_at from bartleby.deferred d where d.queue = q.id order by d.run_at limit 1)) - bartleby.clock(),
+      (select d.run_at from bartleby.deferred d
+        where d.queue = q.id and (p_generation is null or coalesce(d.generation, 0) <= p_generation)
+        order by d.run_at limit 1)) - bartleby.clock(),
     case when q.breaker_state = 'closed' and q.breaker = 'off' then 'off' else q.breaker_state end, q.paused
   from bartleby.find_queue(p_queue) q
 $$;
-comment on function bartleby.outlook(text) is
-  'what a queue that has nothing to hand out is waiting for: the next deferred message, its breaker, or to be resumed';
+comment on function bartleby.outlook(text, bigint) is
+  'what a queue that has nothing to hand out is waiting for: the next deferred message that is not of a newer generation than this'
+  ' one, its breaker, or to be resumed';
