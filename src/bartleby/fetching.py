@@ -118,7 +118,7 @@ class Fetcher:
         runnable, generation = list(lease), self._shared.app.generation or 0
         if any(message.generation is not None and message.generation > generation for message in runnable):
             newer = [(held, message) for message in runnable if (message.generation or 0) > generation]
-            # With --until-idle, longer than what is waited for: queues of pgmq cannot leave newer messages out of the look.
+            # --until-idle waits less long than this: in queues of pgmq the look cannot leave newer messages out.
             delay = _SOON + 1 if self._shared.until_idle else _TOO_NEW
             self._shared.holding.put_back(newer, f"its generation is newer than this worker's {generation}", delay)
             runnable = [message for message in runnable if (message.generation or 0) <= generation]
