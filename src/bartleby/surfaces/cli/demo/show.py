@@ -105,10 +105,10 @@ class Play:
             last = now
 
     def _is_over(self, elapsed: float) -> bool:
-        # nobody handles orders.invalid, nor what the visitor has paused
+        # The picture has to be newer than the last send. Nothing handles orders.invalid and what a visitor paused.
         handled = [each for each in self.picture.queues if each.name != "orders.invalid" and not each.paused]
         quiet = not any(queue.leased or queue.deferred or queue.ready for queue in handled)
-        return elapsed >= self.seconds and (quiet or elapsed >= self.seconds + _DRAIN_SECONDS)
+        return self.picture.elapsed >= self.seconds and (quiet or elapsed >= self.seconds + _DRAIN_SECONDS)
 
     def _tick(self, elapsed: float) -> list[str]:
         deaths = self._look_after()
