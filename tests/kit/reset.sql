@@ -30,6 +30,25 @@ as $$
       from pg_catalog.pg_namespace n where n.nspname !~ '^pg_(toast_)?temp'),
     (select pg_catalog.concat_ws('/', count(*), pg_catalog.sum(t.xmin::text::bigint))
       from pg_catalog.pg_trigger t where not t.tgisinternal),
+    (select pg_catalog.string_agg(pg_catalog.concat_ws('/', catalog, rows, written), ' ' order by catalog) from (
+      select 'index' as catalog, count(*) as rows, pg_catalog.sum(i.xmin::text::bigint) as written
+        from pg_catalog.pg_index i where i.indexrelid >= 16384
+      union all select 'rule', count(*), pg_catalog.sum(r.xmin::text::bigint)
+        from pg_catalog.pg_rewrite r where r.oid >= 16384
+      union all select 'constraint', count(*), pg_catalog.sum(c.xmin::text::bigint)
+        from pg_catalog.pg_constraint c where c.oid >= 16384 and c.conrelid is distinct from to_regclass('public.test_clock')
+      union all select 'default', count(*), pg_catalog.sum(d.xmin::text::bigint)
+        from pg_catalog.pg_attrdef d where d.oid >= 16384
+      union all select 'type', count(*), pg_catalog.sum(t.xmin::text::bigint)
+        from pg_catalog.pg_type t where t.oid >= 16384 and t.typname not in ('test_clock', '_test_clock')
+      union all select 'sequence', count(*), pg_catalog.sum(s.xmin::text::bigint)
+        from pg_catalog.pg_sequence s join pg_catalog.pg_class c on c.oid = s.seqrelid
+        where c.relname !~ '^(positions|idle)_[0-9]+$'
+      union all select 'privileges', count(*), pg_catalog.sum(a.xmin::text::bigint) from pg_catalog.pg_default_acl a
+      union all select 'comment', count(*), pg_catalog.sum(d.xmin::text::bigint) from pg_catalog.pg_description d
+        where d.objoid >= 16384 and d.objoid <> 'bartleby.clock()'::regprocedure
+      union all select 'statistics', count(*), pg_catalog.sum(s.xmin::text::bigint) from pg_catalog.pg_statistic_ext s
+    ) catalogs),
     (select count(*) from pg_catalog.pg_extension),
     (select count(*) from pg_catalog.pg_publication),
     (select pg_catalog.concat_ws('/', count(*), pg_catalog.sum(m.xmin::text::bigint)) from bartleby.manifest m),

@@ -9,6 +9,30 @@ from tests.kit.clock import move_clock
 from tests.kit.database import Pool
 from tests.kit.sql import Connection, claim, column, create, fail_all, send, value
 
+CHANGES = (
+    "create table public.left_behind ()",
+    "create or replace function bartleby.version() returns text language sql as $$ select 'x' $$",
+    "create schema left_behind",
+    "create type bartleby.left_behind as enum ('a')",
+    "create domain bartleby.left_behind as text",
+    """do $$ begin
+        execute 'create or replace view bartleby.attempts as '
+            || rtrim(pg_get_viewdef('bartleby.attempts'::regclass), ';') || ' where false';
+    end $$""",
+    "create rule left_behind as on insert to bartleby.queue do also notify left_behind",
+    "create trigger left_behind after insert on bartleby.queue execute function suppress_redundant_updates_trigger()",
+    "update pg_index set indisvalid = false where indexrelid = 'bartleby.deferred_due'::regclass",
+    "alter table bartleby.queue alter column lease drop not null",
+    "alter table bartleby.queue alter column lease set default '1 day'",
+    "alter table bartleby.queue add constraint left_behind check (name <> 'left_behind')",
+    "alter sequence bartleby.message_id increment 5",
+    "create statistics bartleby.left_behind on queue, run_at from bartleby.deferred",
+    "alter default privileges in schema bartleby grant select on tables to public",
+    "grant select on bartleby.queue to public",
+    "comment on table bartleby.queue is 'left behind'",
+    "drop schema bartleby cascade",
+)
+
 
 def contents(conn: Connection) -> dict[str, Any]:
     """Return every row, every sequence, every function, and the settings of the session."""
@@ -62,19 +86,15 @@ def test_reset_removes_every_trace_of_a_test_and_ends_its_sessions(pool: Pool) -
 
 
 def test_changed_schema_is_not_handed_to_the_next_test(pool: Pool) -> None:
-    changes = (
-        "create table public.left_behind ()",
-        "create or replace function bartleby.version() returns text language sql as $$ select 'x' $$",
-        "alter table bartleby.queue alter column lease drop not null",
-        "grant select on bartleby.queue to public",
-        "drop schema bartleby cascade",
-    )
-    names = []
-    for change in changes:
-        with pool.lend("first") as database:
-            names.append(database.name)
-            database.conn.execute(change.encode())
-    assert len(set(names)) == len(changes), names
+    with pool.lend("first") as database:
+        for change in CHANGES:
+            with database.conn.transaction(force_rollback=True):
+                database.conn.execute(change.encode())
+                assert database._structure() != database.structure, change
+        assert database._structure() == database.structure
+        database.conn.execute("create table public.left_behind ()")
+    with pool.lend("second") as another:
+        assert another.name != database.name
 
 
 def test_database_that_was_not_reset_is_noticed(pool: Pool) -> None:
