@@ -19,7 +19,7 @@ def test_unsettled_messages_are_carried_over(s: Sessions) -> None:
 
 @pytest.mark.own_database
 def test_message_committed_while_the_turn_waits_is_not_truncated(s: Sessions) -> None:
-    s.main.execute("alter function bartleby.clear_segment(smallint) set lock_timeout = '10s'")
+    s.main.execute("alter function bartleby.clear_segment(smallint) set lock_timeout = '10min'")
     fill(s.main)
     turn(s.main, "0 is settled")
     slow, turner = s.begin(), s.open()

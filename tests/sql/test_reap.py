@@ -222,7 +222,7 @@ def test_reaper_skips_a_lease_that_is_being_settled_or_started(
     start(worker, alone.lease)
     sql.ack(worker, batch.lease, batch.positions[:1])
     clock.advance(2)
-    conn.execute("set lock_timeout = '1s'")
+    conn.execute("set lock_timeout = '30s'")
     assert sql.reap(conn) == []
     worker.commit()
     assert [(found["messages"], found["outcome"]) for found in sql.reap(conn)] == [(1, "retry"), (1, "released")]

@@ -129,7 +129,7 @@ def test_extension_passes_over_a_lease_that_is_being_settled(conn: Connection, c
     first, second = claimed(conn), claimed(conn)
     settling = connect(autocommit=False)
     sql.ack(settling, first.lease)
-    conn.execute("set lock_timeout = '1s'")
+    conn.execute("set lock_timeout = '30s'")
     extend(conn, first.lease, second.lease, lease="5 minutes")
     clock.advance(120)
     settling.rollback()

@@ -190,7 +190,7 @@ class TestReports:
         put_sink(conn)
         relay, worker = connect(autocommit=False), connect()
         report(relay, 1, 1, "down")
-        worker.execute("set lock_timeout = '3s'")
+        worker.execute("set lock_timeout = '30s'")
         die(worker, 3)
         relay.commit()
         assert kinds(received(conn)).count("dead_letter.created") == 3
@@ -302,7 +302,7 @@ class TestRemoving:
         kill(worker, sql.claim(worker))
         with sql.refused("ZB009", "open transaction"):
             remove_sink(conn)
-        conn.execute("set lock_timeout = '3s'")
+        conn.execute("set lock_timeout = '30s'")
         put_sink(conn, "new")
         worker.commit()
         (sent,) = die(conn)

@@ -16,12 +16,12 @@ MEASURING = {
 }
 CLOCKS = {"monotonic", "time", "monotonic_ns", "time_ns", "clock_gettime"}
 NOW = re.compile(r"(time|datetime|.*loop.*)\.(now|time|monotonic)\(")
-WAITS = {"wait", "join", "acquire", "result", "communicate", "timeout", "notifies"}
+WAITS = {"wait", "until", "join", "acquire", "result", "communicate", "timeout", "notifies"}
 SHORTEST_SLEEP_SECONDS, LONGEST_SLEEP_SECONDS = 0.05, 60
 SHORTEST_PATIENCE_SECONDS = 30
 IN_TEXT = re.compile(
-    r"(?:time\.|pg_)sleep\(([\d.]+)\)|explain \(?analy[sz]e|(?:now|clock_timestamp)\(\) - [%b]"
-    r"|%s - (?:now|clock_timestamp)\("
+    r"(?:time\.|pg_)sleep\(([\d.]+)\)|explain (?:\([^)]*)?analy[sz]e|(?:now|clock_timestamp)\(\) - [%b]"
+    r"|%s - (?:now|clock_timestamp)\(|_timeout = '[12]?\ds'"
 )
 # lines that a rule finds, though a slow machine cannot make them fail, and how often they occur
 ALLOWED = {
@@ -42,7 +42,7 @@ def findings(tree: ast.AST, *, in_kit: bool) -> Iterator[str]:
             yield ast.unparse(node)
         elif in_kit:
             continue
-        elif measures(node) or sleeps(node) or gives_up_soon(node) or reads_clock(node):
+        elif measures(node) or sleeps(node) or gives_up_soon(node) or reads_clock(node) or is_deadline(node):
             yield ast.unparse(node)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from (found[0] for found in IN_TEXT.finditer(node.value) if not found[1] or is_long(float(found[1])))
@@ -58,13 +58,16 @@ def sleeps(node: ast.AST) -> bool:
 
 def gives_up_soon(node: ast.AST) -> bool:
     """Say whether this waits, but not for as long as a busy machine may take."""
-    if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in WAITS:
+    if not isinstance(node, ast.Call):
         return False
-    limits = [*node.args[-1:], *(each.value for each in node.keywords if each.arg == "timeout")]
+    called = ast.unparse(node.func)
+    limits = [each.value for each in node.keywords if each.arg == "timeout" and not called.endswith(".handler")]
+    shortest = 1.0  # less is meant to be over
+    if called.rpartition(".")[2] in WAITS or called == "asyncio.wait_for":
+        limits += node.args[-1:]
+        shortest = SHORTEST_SLEEP_SECONDS
     seconds = [each.value for each in limits if isinstance(each, ast.Constant)]
-    return any(
-        isinstance(each, int | float) and SHORTEST_SLEEP_SECONDS < each < SHORTEST_PATIENCE_SECONDS for each in seconds
-    )
+    return any(isinstance(each, int | float) and shortest < each < SHORTEST_PATIENCE_SECONDS for each in seconds)
 
 
 def reads_clock(node: ast.AST) -> bool:
@@ -95,6 +98,16 @@ def is_elapsed(node: ast.AST) -> bool:
     )
 
 
+def is_deadline(node: ast.AST) -> bool:
+    """Say whether this demands that now is before another moment."""
+    if not isinstance(node, ast.Compare):
+        return False
+    operator, sides = node.ops[0], (node.left, node.comparators[0])
+    if isinstance(operator, ast.Gt | ast.GtE):
+        sides = sides[::-1]
+    return isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE) and bool(NOW.match(ast.unparse(sides[0])))
+
+
 def test_gate_does_not_measure_sleep_or_assert_elapsed_time() -> None:
     found = Counter(
         f"{name} {code}"
@@ -121,6 +134,12 @@ asyncio.sleep(delay)
 process.wait(0.7)
 done.wait(timeout=5)
 asyncio.timeout(2)
+asyncio.wait_for(ready(), 5)
+until(ready, 2)
+subprocess.run(command, timeout=5)
+assert datetime.now(UTC) < began + timedelta(seconds=3)
+conn.execute("explain (buffers, analyze) select 1")
+conn.execute("set statement_timeout = '2s'")
 conn.execute("select pg_sleep(3)")
 """
     harmless = "until(ready); time.sleep(0.01); done.wait(60); conn.execute('select pg_sleep(300)'); deadline - margin"
