@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from bartleby import Client, VersionMismatch, dev, schema
+from tests.kit.sql import Connect, waiting
 from tests.kit.worker import present
 
 Conn = psycopg.Connection[tuple[Any, ...]]
@@ -98,6 +99,24 @@ def test_upgrade_that_is_impossible_changes_nothing(conn: Conn, later: NextVersi
     assert conn.execute("select * from bartleby.drift()").fetchall() == [], (
         "neither the column nor the function is there"
     )
+
+
+def test_upgrade_waits_for_an_open_sender_and_keeps_its_message(
+    dsn: str, conn: Conn, connect: Connect, later: NextVersions
+) -> None:
+    later.add("0.1.0", "0.2.0", "alter table bartleby.log add column colour text;", GREET)
+    sender = connect(autocommit=False)
+
+    def upgrade(upgrader: Conn) -> list[str]:
+        return schema.upgrade(upgrader, later.folder, "0.2.0")
+
+    with Client(dsn) as client:
+        client.create_queue("orders")
+        sent = client.using(sender).send("orders", 1)
+        with waiting(conn, connect(), upgrade, for_whom=sender) as upgraded:
+            sender.commit()
+        assert upgraded.result() == ["0.1.0--0.2.0.sql"]
+        assert [message.id for message in present(client.claim("orders", "w"))] == [sent]
 
 
 def test_concurrent_installations_and_upgrades_are_one(empty_dsn: str, later: NextVersions) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bartleby import Bartleby, Message, Snooze, calls, fetching, heartbeat, holding, lanes, presence
+from bartleby import Bartleby, BartlebyError, Message, Snooze, calls, fetching, heartbeat, holding, lanes, presence
 from bartleby.calls import Call
 from bartleby.link import Link
 from bartleby.waking import Listener
@@ -304,9 +304,12 @@ def test_worker_leaves_no_thread_and_no_session_behind(app: Bartleby, conn: Conn
     app.client.close()
     before = threading.active_count()
     drain(app)
-    until(lambda: threading.active_count() <= before)
     names = ("claims", "settles", "heartbeat", "listener", "janitor", "replays")
-    until(lambda: not any(kit.sessions(conn, name) for name in names))
+    until(lambda: threading.active_count() <= before and not any(kit.sessions(conn, name) for name in names))
+    app.handler("n" * 500)(print)
+    with pytest.raises(BartlebyError, match="name"):
+        drain(app)
+    until(lambda: threading.active_count() <= before and not any(kit.sessions(conn, name) for name in names))
 
 
 @BOTH
