@@ -15,6 +15,8 @@ NIGHTLY ?=
 
 # Tests start hundreds of processes: without the bytecode cache each would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
+# Source files are read in UTF-8, whatever the locale says.
+export PYTHONUTF8 := 1
 
 .PHONY: demo test quick check bench matrix nightly clean system plpgsql-check
 .DEFAULT_GOAL := test

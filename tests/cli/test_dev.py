@@ -17,6 +17,7 @@ from bartleby import Bartleby, Client, InvalidSettings, dev
 from bartleby.surfaces.cli import cli, connecting
 from tests.cli.conftest import Conn, Run
 from tests.kit.commands import PROGRAM, check_refusals
+from tests.kit.sinks.servers import free_port
 
 
 @pytest.fixture
@@ -43,6 +44,9 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 def test_server_runs_until_a_signal_or_stop(bartleby: Run, folder: Path) -> None:
     dev_here = ("dev", "--directory", "pg")
+    (folder / "pg").mkdir()
+    (folder / "pg" / "lock").touch()
+    (folder / "pg" / "port").write_text(str(free_port()))  # as if it had run there: no other test takes it meanwhile
     process = start(folder, *dev_here)
     assert process.stdout is not None
     line = process.stdout.readline()

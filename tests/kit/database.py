@@ -27,6 +27,7 @@ from psycopg.rows import tuple_row
 from bartleby import dev
 from bench import pooler
 from tests.kit.pgmq import SCRIPT as PGMQ
+from tests.kit.sinks.servers import own_share
 from tests.kit.sql import PSQL, SQL, Connection, psql
 from tests.kit.worker import until
 
@@ -39,6 +40,9 @@ settings.load_profile("shared machine")
 # Hypothesis also draws constants of the modules that are loaded. Then the examples would depend on the order of tests.
 if hasattr(providers, "_get_local_constants"):
     providers._get_local_constants = partial(getattr, providers, "_local_constants")
+
+# A server that is started again expects its port to be free.
+dev._PORTS = own_share(dev._PORTS)
 
 RESET = Path(__file__).with_name("reset.sql")
 SETTINGS = {

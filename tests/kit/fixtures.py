@@ -57,6 +57,7 @@ def patient_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 def patient_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools of a surface wait longer for a connection, because the machine may be slow."""
     monkeypatch.setattr(pools, "_PATIENCE", LONG)
+    monkeypatch.setattr("bartleby.client._REASON_SECONDS", LONG)
 
 
 @pytest.fixture

@@ -11,11 +11,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 STARTING, STOPPING = 100.0, 30.0
-PORTS = range(16_000, 32_000)
+
+
+def own_share(ports: range) -> range:
+    """Return those that no other test process takes."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = len(ports) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return ports[process * share : (process + 1) * share]
+
+
+PORTS = own_share(range(16_000, 32_000))
+_numbers = itertools.count(os.getpid() * 7)
 
 
 def free_port() -> int:
@@ -29,15 +39,6 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def _own_numbers() -> Iterator[int]:
-    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    share = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    return (process * share + number % share for number in itertools.count(os.getpid() * 7))
-
-
-_numbers = _own_numbers()
 
 
 def program(name: str) -> str | None:
