@@ -19,8 +19,12 @@ from tests.kit.worker import BOTH, Conn, Gate, drain, handler_of, numbered, stat
 
 
 @pytest.mark.parametrize("queue", ["threads", "coroutines"])
-def test_solo_messages_run_alone_among_busy_lanes(app: Bartleby, conn: Conn, queue: str) -> None:
+def test_solo_messages_run_alone_among_busy_lanes(
+    app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch, queue: str
+) -> None:
     """One of them fails, one snoozes, and both run again beside others; many empty the process once, not once each."""
+    monkeypatch.setattr(holding, "_PATIENT", 3600.0)
+    monkeypatch.setattr(holding, "_ALONE_IN_A_ROW", 3600.0)
     inside, beside_solo, solo = list[object](), list[list[object]](), list[int]()
 
     @contextlib.contextmanager
