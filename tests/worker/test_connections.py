@@ -79,24 +79,24 @@ def test_each_connection_is_made_anew_when_its_session_is_ended(app: Bartleby, c
 # The database refuses
 
 
-def refuse(conn: Conn, name: str, sqlstate: str) -> None:
-    """Let a function of the core fail, and count its calls."""
+def refuse(conn: Conn, name: str, sqlstate: str) -> str:
+    """Let a function of the core fail, count its calls, and return its definition for `accept`.
+
+    It is replaced and never dropped: a call under way would fail with XX000, which no worker repeats.
+    """
     conn.execute("create sequence if not exists refusals; select setval('refusals', 1)")
-    query = """select oid::regprocedure::text, pg_get_function_identity_arguments(oid), pg_get_function_result(oid)
+    query = """select pg_get_functiondef(oid), pg_get_function_arguments(oid), pg_get_function_result(oid)
         from pg_proc where pronamespace = 'bartleby'::regnamespace and proname = %s"""
-    [(function, arguments, returns)] = conn.execute(query, [name]).fetchall()
-    with conn.transaction():
-        conn.execute(f"alter function {function} rename to {name}_away".encode())
-        conn.execute(
-            f"create function bartleby.{name}({arguments}) returns {returns} language plpgsql as $$ begin"
-            f" perform nextval('public.refusals'); raise exception 'no' using errcode = '{sqlstate}'; end $$".encode()
-        )
+    [(definition, arguments, returns)] = conn.execute(query, [name]).fetchall()
+    conn.execute(
+        f"create or replace function bartleby.{name}({arguments}) returns {returns} language plpgsql as $$ begin"
+        f" perform nextval('public.refusals'); raise exception 'no' using errcode = '{sqlstate}'; end $$".encode()
+    )
+    return str(definition)
 
 
-def accept(conn: Conn, name: str) -> None:
-    with conn.transaction():
-        conn.execute(f"drop function bartleby.{name}".encode())
-        conn.execute(f"alter function bartleby.{name}_away rename to {name}".encode())
+def accept(conn: Conn, definition: str) -> None:
+    conn.execute(definition.encode())
 
 
 @pytest.mark.seed("cordum-13")
@@ -118,12 +118,12 @@ def test_call_that_the_server_cannot_take_now_is_repeated(app: Bartleby, conn: C
     with working(app) as running:
         until(lambda: running.worker._shared.listener.listening)
         for number, (name, sqlstate) in enumerate(refusals):
-            refuse(conn, name, sqlstate)
+            definition = refuse(conn, name, sqlstate)
             app.client.send("orders", name)
             until(lambda: log.of("settlement.impossible") or value(conn, "select last_value > 3 from refusals"))
             assert not log.of("settlement.impossible"), (name, sqlstate)
             assert running.worker.counts.total() == number, (name, sqlstate)
-            accept(conn, name)
+            accept(conn, definition)
             until(lambda: running.worker.counts.total() == number + 1, what=f"{name} {sqlstate}")  # noqa: B023
         assert running.end() == {"done": 8, "dead": 1, "released": 1}
     assert runs == [name for name, _ in refusals]
@@ -137,13 +137,13 @@ def test_claims_wait_while_nothing_can_be_settled(app: Bartleby, conn: Conn, awa
     function = handler_of(lambda message: runs.append(message.payload), awaited=awaited)
     app.handler("orders", concurrency=10, lease=600)(function)
     fill(app, 1500)
-    refuse(conn, "ack", "53100")
+    definition = refuse(conn, "ack", "53100")
     with working(app, claim_limit=50) as running:
         lane = kit.present(until(lambda: running.worker._shared.holding.lanes.get("orders")))
         until(lambda: lane.backlog.count > 4 * 50)
         assert lane.room() == 0
         assert len(runs) < 1000
-        accept(conn, "ack")
+        accept(conn, definition)
         until(lambda: running.worker.counts["done"] == 1500)
     assert sorted(runs) == list(range(1500))
 
@@ -166,12 +166,12 @@ def test_settlement_that_is_never_accepted_ends_with_its_lease(
 
     gate = Gate(holds)
     app.handler("orders", lease=600, concurrency=2)(gate.handler(awaited=awaited))
-    refuse(conn, "ack", "XX000")
+    definition = refuse(conn, "ack", "XX000")
     fill(app, 2)
     with working(app) as running:
         until(lambda: log.of("settlement.impossible"))
         assert gate.cancelled.wait(LONG)
-        accept(conn, "ack")
+        accept(conn, definition)
         fill(app, 5, 2)
         until(lambda: running.worker.counts["done"] == 5)
         assert state(conn)[1] == 2, "until it lapses"
@@ -183,11 +183,11 @@ def test_messages_are_released_if_the_look_at_what_was_handled_fails(app: Bartle
     ran: list[int] = []
     app.handler("orders", once=True)(handler_of(lambda message: ran.append(message.id), awaited=True))
     sent = app.send_many("orders", numbered(3))
-    refuse(conn, "handled_keys", "53100")
+    definition = refuse(conn, "handled_keys", "53100")
     with working(app) as running:
         until(lambda: running.worker.counts["released"] >= 3)
         assert not ran
-        accept(conn, "handled_keys")
+        accept(conn, definition)
         until(lambda: running.worker.counts["done"] == 3)
     assert sorted(ran) == sent
     assert not app.client.attempts(sent[0])
