@@ -73,7 +73,7 @@ def free_port() -> int:
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     """Return when the process listens there."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(log.read_text())

@@ -1,6 +1,7 @@
 """Every fixture that more than one folder uses comes from tests/kit.
 
-One exception: tests/nightly/property runs the lab of tests/property for longer.
+The exceptions are folders of tests/nightly that run a part of the gate elsewhere or for longer: `property` and
+`mutation` the lab of tests/property, `buses` the conformance suite of tests/sinks.
 """
 
 import pytest

@@ -37,6 +37,11 @@ class Talk:
         return [line.strip() for line in self.text.splitlines() if line.strip()]
 
 
+@pytest.fixture(autouse=True)
+def patience(patient_worker: None) -> None:
+    """Workers of this process give nothing up because the machine is slow."""
+
+
 @pytest.fixture
 def client(dsn: str) -> Iterator[Client]:
     """A client of a database with a queue `orders`, where a message has one attempt."""

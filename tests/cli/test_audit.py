@@ -7,8 +7,8 @@ import pytest
 
 from bartleby import Client
 from tests.cli.conftest import Conn, Run
-from tests.kit.burying import bury
 from tests.kit.commands import check_refusals
+from tests.kit.dead_letters import bury
 
 
 def test_actions_are_listed_newest_first(bartleby: Run, client: Client) -> None:

@@ -17,8 +17,8 @@ from bartleby.surfaces.cli import dead as command
 from bartleby.surfaces.cli import exporting
 from bartleby.surfaces.cli.confirming import PATHS, TEXTS, WORDS, Selection
 from tests.cli.conftest import Conn, Run, Terminal
-from tests.kit.burying import bury
 from tests.kit.commands import HOSTILE, check_refusals
+from tests.kit.dead_letters import bury
 
 HEADINGS = ["message", "queue", "status", "reason", "attempts", "cycle", "group", "key", "dead", "at", "error"]
 

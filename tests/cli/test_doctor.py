@@ -11,8 +11,8 @@ from bartleby import Client, __version__
 from bartleby.replaying import DUTY
 from bartleby.surfaces import checkup
 from tests.cli.conftest import Conn, Run, Terminal
-from tests.kit.burying import bury
 from tests.kit.clock import move_clock
+from tests.kit.dead_letters import bury
 from tests.kit.relay import add
 
 ANA: dict[str, Any] = {"actor": "ana", "reason": "so it is"}

@@ -12,9 +12,9 @@ from bartleby import Client, Failure
 from bartleby.evidence import DeadLetter
 from bartleby.surfaces import cycles, story
 from tests.cli.conftest import Conn, Run, Terminal
-from tests.kit.burying import fail_next, finish_next
 from tests.kit.clock import move_clock
 from tests.kit.commands import check_refusals, has_lines
+from tests.kit.dead_letters import fail_next, finish_next
 from tests.kit.worker import present
 
 ANA: dict[str, Any] = {"actor": "ana", "reason": "so it is"}

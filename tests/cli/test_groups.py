@@ -12,9 +12,9 @@ from bartleby import Client
 from bartleby.evidence import Count
 from bartleby.surfaces.cli import group_view, group_words
 from tests.cli.conftest import Conn, Run, Terminal
-from tests.kit.burying import fail_next, finish_next
 from tests.kit.clock import move_clock
 from tests.kit.commands import HOSTILE, check_refusals, has_lines
+from tests.kit.dead_letters import fail_next, finish_next
 from tests.kit.worker import present
 
 WHY = ("--actor", "ana", "--reason", "because")

@@ -11,8 +11,8 @@ import pytest
 from bartleby import Client, operations
 from bartleby.surfaces.cli import deeds, erase
 from tests.cli.conftest import Run, Terminal
-from tests.kit.burying import bury, statuses
 from tests.kit.commands import check_refusals
+from tests.kit.dead_letters import bury, statuses
 from tests.kit.screen import CTRL_C, END_OF_INPUT
 
 WHY = ("--reason", "test data")

@@ -13,8 +13,8 @@ import pytest
 from bartleby import Client, __version__, dev
 from bartleby.surfaces.cli import cli
 from tests.cli.conftest import Conn, Run, Terminal
-from tests.kit.burying import bury
 from tests.kit.commands import HOSTILE, PROGRAM, check_refusals
+from tests.kit.dead_letters import bury
 
 UNREACHABLE = "host=127.0.0.1 port=1 dbname=x"
 

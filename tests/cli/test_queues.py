@@ -13,9 +13,9 @@ from bartleby.janitor import DUTY
 from bartleby.surfaces.cli import upkeep
 from bartleby.surfaces.words import when
 from tests.cli.conftest import Conn, Run, Terminal
-from tests.kit.burying import bury
 from tests.kit.clock import move_clock
 from tests.kit.commands import check_refusals
+from tests.kit.dead_letters import bury
 from tests.kit.screen import CTRL_C, END_OF_INPUT
 from tests.kit.worker import present
 

@@ -3,7 +3,9 @@
 import json
 import re
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -12,14 +14,14 @@ import pytest
 from bartleby import Client, Message, Replay, replaying
 from bartleby.evidence import Count
 from bartleby.operations import Operator
-from bartleby.surfaces.cli import replay_progress
+from bartleby.surfaces.cli import replay_control, replay_progress
 from bartleby.surfaces.cli.progress import Stop
 from tests.cli.conftest import Conn, Run, Terminal
-from tests.kit.burying import bury
 from tests.kit.commands import check_refusals
+from tests.kit.dead_letters import bury
 from tests.kit.replay import Shop, wait_for
 from tests.kit.screen import CTRL_C, END_OF_INPUT
-from tests.kit.worker import until
+from tests.kit.worker import LONG, until
 
 WHY = ("--reason", "hotfix")
 SURE = (*WHY, "--yes")
@@ -50,8 +52,11 @@ def letters_of(conn: Conn) -> list[tuple[Any, ...]]:
 
 
 def test_one_letter_runs_at_once_and_its_outcome_or_refusal_is_reported(
-    shop: Shop, client: Client, conn: Conn, bartleby: Run
+    shop: Shop, client: Client, conn: Conn, bartleby: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(replay_progress, "_EVERY", LONG)
+    monkeypatch.setattr(replay_control, "_ONE_WAITS", LONG)
+
     @shop.app.handler("parcels", once=True)
     async def take(message: Message) -> None: ...
 
@@ -314,7 +319,7 @@ def test_database_that_does_not_answer_is_waited_for_with_an_end(
         return drive(*given, **more)
 
     monkeypatch.setattr(Operator, "drive", away)
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr(replay_progress, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
     with shop.open():
         done = bartleby(*ORDERS)
     assert (done.code, done.out) == (0, "replay 1: 2 done\n")

@@ -13,8 +13,8 @@ from bartleby.evidence import ReplayId
 from bartleby.replays import Advance
 from bartleby.surfaces.cli import replay_outcome, replay_progress
 from tests.cli.conftest import Run
-from tests.kit.burying import bury
 from tests.kit.commands import check_refusals
+from tests.kit.dead_letters import bury
 from tests.kit.replay import Shop
 
 WHY = ("--reason", "hotfix")

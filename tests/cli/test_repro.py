@@ -14,8 +14,8 @@ import pytest
 from bartleby import Bartleby, Client, Failure
 from bartleby.testing import drain
 from tests.cli.conftest import Conn, Run
-from tests.kit.burying import bury
 from tests.kit.commands import HOSTILE, WITHOUT_PLUGINS, check_refusals
+from tests.kit.dead_letters import bury
 
 SHOP = """
 import asyncio, os, sys, time

@@ -23,7 +23,9 @@ def file(tmp_path: Path) -> Path:
 
 
 def events(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    """Return what was written; the last line may not be whole yet."""
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def test_sink_is_added_changed_shown_tried_and_removed(client: Client, bartleby: Run, file: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from bartleby import Bartleby, NoApp, __version__, dev
+from bartleby import Bartleby, NoApp, __version__, dev, heartbeat
 from bartleby.surfaces.cli.work import load
 from tests.cli.conftest import Conn, Run
 from tests.kit.commands import check_refusals
-from tests.kit.worker import Program, state
+from tests.kit.worker import LONG, Program, state
 
 SHOP = """
 from bartleby import Bartleby
@@ -167,7 +167,11 @@ def test_work_in_a_process_logs_one_json_object_a_line(app: Bartleby, shop: Path
     assert (events[-1]["dead"], events[-1]["done"]) == (1, 4)
 
 
-def test_quiet_worker_logs_only_deaths(bartleby: Run, app: Bartleby, conn: Conn, shop: Path) -> None:
+def test_quiet_worker_logs_only_deaths(
+    bartleby: Run, app: Bartleby, conn: Conn, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "_STUCK", LONG)
+    monkeypatch.setattr(heartbeat, "_IDLE", LONG)
     app.client.send("orders", "bad")
     app.client.send("parcels", 1)
     done = bartleby("work", "shop:app", "--queue", "orders", "--until-idle")

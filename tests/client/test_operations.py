@@ -11,7 +11,7 @@ import bartleby
 from bartleby import Bartleby, Client, Failure, Replay, operations
 from bartleby.evidence import ReplayId
 from bartleby.operations import Bulk, Operator
-from tests.kit.burying import bury, statuses
+from tests.kit.dead_letters import bury, statuses
 from tests.kit.worker import handler_of, present
 
 ONE = Bulk(1, 1, 0, ())

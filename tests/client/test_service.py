@@ -15,7 +15,7 @@ from bartleby.surfaces.desk import Desk
 from bartleby.surfaces.desk.agents import MOST_DRAFTS
 from bartleby.surfaces.desk.letters import Selection
 from bartleby.surfaces.story import advice, entries
-from tests.kit.burying import bury, statuses
+from tests.kit.dead_letters import bury, statuses
 from tests.kit.worker import present
 
 SECRET = "hunter2-swordfish"

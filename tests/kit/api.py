@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from bartleby import Client, Failure
 from bartleby.hashing import digest, new_token
-from tests.kit.burying import bury
+from tests.kit.dead_letters import bury
 
 API = "/api/v1"
 REASON = {"reason": "a test"}

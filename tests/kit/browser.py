@@ -117,7 +117,10 @@ def fill(page: Page, summary: str, reason: str = "because") -> Page:
 @contextlib.contextmanager
 def launched() -> Iterator[Browser]:
     """Start a browser. Its event loop occupies this thread until it ends."""
-    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS) as found:
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=WAIT_SECONDS * 1000) as found,
+    ):
         yield found
     # its remaining greenlets must not end in the middle of something else, such as parsing Python
     gc.collect()

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 
 from bartleby import Client
 from tests.kit.api import add_token, stock
-from tests.kit.burying import bury
+from tests.kit.dead_letters import bury
 
 CHECKS = [
     not_a_server_error,

@@ -8,6 +8,11 @@ from bartleby import Bartleby, Client
 from tests.kit.agent import Agent
 
 
+@pytest.fixture(autouse=True)
+def patience(patient_worker: None) -> None:
+    """Workers give nothing up because the machine is slow."""
+
+
 @pytest.fixture
 def client(app: Bartleby, dsn: str) -> Iterator[Client]:
     """A client of a database with a queue `orders`, where a message has one attempt."""

@@ -14,7 +14,7 @@ from bartleby.surfaces.desk.agents import Allowance
 from bartleby.surfaces.web import ConsoleSettings, console
 from tests.kit.agent import Agent, Reply, as_seen
 from tests.kit.api import visiting
-from tests.kit.burying import bury
+from tests.kit.dead_letters import bury
 from tests.kit.replay import Shop, wait_for
 
 Conn = psycopg.Connection[tuple[Any, ...]]

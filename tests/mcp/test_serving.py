@@ -33,8 +33,8 @@ from bartleby.surfaces.mcp.door import Address, Door
 from bartleby.surfaces.mcp.house import agent_of
 from bartleby.surfaces.pools import Pools
 from tests.kit.agent import Agent, Reply, as_seen, reply_of
-from tests.kit.burying import bury
 from tests.kit.commands import PROGRAM, kept_logging
+from tests.kit.dead_letters import bury
 from tests.kit.screen import Screen
 from tests.kit.worker import LONG, present
 

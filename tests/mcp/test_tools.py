@@ -12,8 +12,8 @@ from bartleby.documents import Redaction
 from bartleby.surfaces.mcp.auditing import masked
 from bartleby.surfaces.mcp.untrusted import Quoting, bare
 from tests.kit.agent import Agent
-from tests.kit.burying import bury
 from tests.kit.commands import HOSTILE
+from tests.kit.dead_letters import bury
 from tests.kit.worker import present
 
 READING = {

@@ -9,8 +9,8 @@ import pytest
 from bartleby import Client, janitor, presence, publishing, relay, replaying, reporting, worker
 from bartleby.errors import InvalidSettings
 from bartleby.sinks.publisher import Event, Failed, Outcome, Published, Refused
-from tests.kit.burying import bury
 from tests.kit.commands import Done
+from tests.kit.dead_letters import bury
 from tests.kit.proxy import proxied
 from tests.kit.relay import ANA, Bus, add, die, leases_of, relaying, sink, worker_of
 from tests.kit.worker import CapturedLog, Conn, lapse, renew_now, state, until

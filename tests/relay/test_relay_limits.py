@@ -12,9 +12,9 @@ from bartleby.answers import nothing
 from bartleby.calls import Call
 from bartleby.dressing import Document
 from bartleby.sinks.publisher import Event, Outcome
-from tests.kit.burying import bury
+from tests.kit.dead_letters import bury
 from tests.kit.relay import Bus, add, die, relaying, sink
-from tests.kit.worker import CapturedLog, Conn, until
+from tests.kit.worker import LONG, CapturedLog, Conn, until
 
 
 async def breaks(how: str, events: Sequence[Event]) -> Any:
@@ -58,6 +58,7 @@ def test_publisher_that_breaks_its_contract_loses_no_event(
     with relaying(dsn, buses):
         until(lambda: {each.state for each in client.sinks()} == {"degraded"})
         assert sink(client, "raises").error == "RuntimeError: password=***"
+        monkeypatch.setattr(publishing, "_SLOWEST", LONG)
         well.append(True)
         until(lambda: all(each.state == "working" and each.published == 3 for each in client.sinks()))
     for name, bus in buses.items():

@@ -106,8 +106,9 @@ async def test_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: py
         await eventually(lambda: running)
         assert "not written within 0.2 s" in why(outcome)
     assert len(running) == 1, "one thread waits, and not one for each call"
+    publisher._timeout = PATIENT
     go_on.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT):
         while named(await publisher.publish([event(1)])) != ["Published"]:
             pass
     assert set(await stored_ids(publisher)) == {event(1)["id"]}

@@ -10,7 +10,7 @@ from bartleby.sinks import open_publisher
 from bartleby.sinks.http import Answer
 from bartleby.sinks.publisher import Failed, Outcome, Published, Publisher, Refused
 from bartleby.sinks.sentry import limited, sentry_event, sentry_id
-from tests.kit.sinks.conformance import event, events, named
+from tests.kit.sinks.conformance import PATIENT, event, events, named
 from tests.kit.sinks.receiver import Receiver, Reply
 
 ACCEPTED = Reply(200, body=b'{"id":"9ec79c33ec9942ab8353589fcb2e04dc"}')
@@ -18,7 +18,7 @@ ACCEPTED = Reply(200, body=b'{"id":"9ec79c33ec9942ab8353589fcb2e04dc"}')
 
 def opened(receiver: Receiver, **options: Any) -> Publisher:
     dsn = f"http://abc123@127.0.0.1:{receiver.port}/42"
-    return open_publisher("sentry", {"dsn": dsn, "allow_private": True, **options}, 15.0)
+    return open_publisher("sentry", {"dsn": dsn, "allow_private": True, **options}, PATIENT)
 
 
 def of_type(kind: str, **data: Any) -> dict[str, Any]:

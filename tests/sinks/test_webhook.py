@@ -143,7 +143,7 @@ async def test_failed_event_stops_the_others_of_its_call_if_the_server_asks_to_w
 
 
 async def test_body_is_not_waited_for() -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT):
         assert await outcome_of(Reply(200, body=b"x" * 1000, body_wait=asyncio.Event())) == Published("200")
 
 

@@ -15,7 +15,7 @@ from bartleby.sinks.addresses import Policy, networks, target
 from bartleby.sinks.http import Client, Unreachable
 from bartleby.sinks.network import Dial, Resolve, Stream, dialled, resolved
 from bartleby.sinks.publisher import Outcome, Published
-from tests.kit.sinks.conformance import event, why
+from tests.kit.sinks.conformance import PATIENT, event, why
 from tests.kit.sinks.harness_webhook import SECRET
 from tests.kit.sinks.receiver import Receiver
 from tests.kit.sinks.servers import eventually
@@ -130,7 +130,7 @@ class Names:
         raise ConnectionRefusedError(errno.ECONNREFUSED, "no listener")
 
 
-def made(url: str, policy: Policy, names: Resolve, dial: Dial = dialled, timeout: float = 15.0) -> Client:
+def made(url: str, policy: Policy, names: Resolve, dial: Dial = dialled, timeout: float = PATIENT) -> Client:
     trusted = ssl.create_default_context()
     return Client(target(url, policy), policy, timeout, connections=1, trusted=trusted, resolve=names, dial=dial)
 
@@ -198,7 +198,7 @@ async def test_connection_to_another_address_is_closed() -> None:
 
 
 async def outcome(url: str, **options: Any) -> Outcome:
-    publisher = open_publisher("webhook", {"url": url, "secret": SECRET, **options}, 30.0)
+    publisher = open_publisher("webhook", {"url": url, "secret": SECRET, **options}, PATIENT)
     (outcome,) = await publisher.publish([event(1)])
     await publisher.close()
     return outcome

@@ -62,7 +62,7 @@ def sleeper(connect: Connect) -> Connection:
 
 
 def notified(conn: Connection) -> list[str]:
-    return [note.payload for note in conn.notifies(timeout=30, stop_after=1)]
+    return [note.payload for note in conn.notifies(timeout=60, stop_after=1)]
 
 
 def probe(conn: Connection, clock: Clock) -> Claim:

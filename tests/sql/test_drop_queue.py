@@ -104,7 +104,9 @@ def test_target_of_a_route_is_not_dropped(conn: Connection) -> None:
         drop(conn, force=False)
 
 
+@pytest.mark.own_database
 def test_drop_gives_up_while_a_sender_stays_open(conn: Connection, connect: Connect) -> None:
+    conn.execute("alter function bartleby.take_down(text, boolean) set lock_timeout = '10ms'")
     sender = connect(autocommit=False)
     sql.send(sender, 1)
     with sql.refused("ZB009", "open transaction"):

@@ -63,7 +63,7 @@ class TestEnd:
         sql.reap(conn)
         sql.reap(conn)
         conn.execute("reset role")
-        assert [notice.pid for notice in worker.notifies(timeout=30, stop_after=1)] == [conn.info.backend_pid]
+        assert [notice.pid for notice in worker.notifies(timeout=60, stop_after=1)] == [conn.info.backend_pid]
         assert (paused(conn), sql.stats(conn)["breaker"]) == ((False, False), "open"), "the breaker is left alone"
         assert lines(conn) == [PAUSED, OVER]
         changed = "select subject, before, after, request_id from bartleby.audit_log order by id desc limit 1"

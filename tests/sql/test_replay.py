@@ -40,7 +40,7 @@ def test_same_message_comes_again_with_new_attempts(
     worker.execute(f'listen "{sql.value(worker, "select bartleby.channel(%s)", "q")}"')
     worker.execute("select bartleby.idle('q')")
     assert again(conn, sent) == [sent]
-    assert list(worker.notifies(timeout=30, stop_after=1)), "an idle worker is woken"
+    assert list(worker.notifies(timeout=60, stop_after=1)), "an idle worker is woken"
     found = letter_of(conn, sent)
     assert (found["status"], found["replayed_by"], found["replay_reason"]) == ("replayed", "ann", "fixed")
     claimed = claim(conn).one
@@ -82,6 +82,7 @@ def test_crashes_count_anew_in_each_cycle(conn: Connection, clock: Clock) -> Non
         replay(conn, sent)
 
 
+@pytest.mark.own_database  # the statistics of `analyze` stay
 @pytest.mark.parametrize("above", [None, 400])
 def test_letters_are_locked_in_the_order_of_their_ids(connect: Connect, conn: Connection, above: int | None) -> None:
     """In whatever order they are named, few or many: every other caller locks in that order too."""

@@ -92,7 +92,7 @@ class TestCollection:
         relay.execute(f"listen {sql.value(conn, 'select bartleby.channel(%s)', 'sink.bus')}".encode())
         conn.execute("select bartleby.idle('sink.bus')")
         die(conn)
-        assert [note.channel for note in relay.notifies(timeout=30, stop_after=1)] != []
+        assert [note.channel for note in relay.notifies(timeout=60, stop_after=1)] != []
         conn.execute("select bartleby.pause_sink('bus', 'ann', 'a moment')")
         assert received(conn) == []
         found = sink_of(conn)

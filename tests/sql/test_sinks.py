@@ -15,6 +15,7 @@ from tests.kit.refusals import assert_refused
 from tests.kit.sql import Connect, Connection, Row
 
 pytestmark = pytest.mark.usefixtures("q")
+PATIENT = "alter function bartleby.lock_sinks() set lock_timeout = '60s'"
 
 
 DEFAULTS: Row = {
@@ -246,7 +247,9 @@ class TestRemoving:
         assert received(conn) == []
         remove_sink(conn)
 
+    @pytest.mark.own_database
     def test_removal_waits_for_a_transaction_that_emits(self, connect: Connect, conn: Connection) -> None:
+        conn.execute(PATIENT)
         worker, operator = connect(autocommit=False), connect()
         sql.send_count(conn, 3)
         for end, force, removed in (("commit", True, True), ("rollback", False, True), ("commit", False, False)):
@@ -264,8 +267,10 @@ class TestRemoving:
         assert kinds(received(conn)) == ["group.opened", "dead_letter.created"]
         assert sql.stats(conn)["dead"] == 2
 
+    @pytest.mark.own_database
     def test_removal_and_opening_of_a_breaker_do_not_deadlock(self, connect: Connect, conn: Connection) -> None:
         """A session that opens one has locked the table of queues and waits for that of sinks."""
+        conn.execute(PATIENT)
         put_sink(conn)
         conn.execute("select bartleby.open_breaker('q', 'down', '0')")
         conn.execute("select bartleby.close_breaker('q', 'ann', 'up')")
@@ -295,7 +300,9 @@ class TestRemoving:
         assert sql.column(conn, "select name from bartleby.sinks") == []
         assert len(events(conn, "replay.cancelled")) == 1
 
+    @pytest.mark.own_database
     def test_removal_does_not_wait_for_ever_and_adding_not_at_all(self, connect: Connect, conn: Connection) -> None:
+        conn.execute("alter function bartleby.lock_sinks() set lock_timeout = '10ms'")
         put_sink(conn)
         worker = connect(autocommit=False)
         sql.send(conn)

@@ -43,6 +43,7 @@ def heard(conn: Connection, worker: Connection) -> int:
 def test_idle_worker_is_notified_until_its_idle_time_is_over(
     conn: Connection, worker: Connection, clock: Clock
 ) -> None:
+    clock.stop()
     sql.create(conn, "other")
     sql.send(conn, "busy")
     sql.send(conn, "busy", delay="1 second")

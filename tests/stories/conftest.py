@@ -9,8 +9,8 @@ from tests.kit.sql import Connection
 
 
 @pytest.fixture(autouse=True)
-def patience(patient_pools: None) -> None:
-    """Wait longer for a connection."""
+def patience(patient_pools: None, patient_worker: None) -> None:
+    """Wait longer for a connection, and let no worker give up because the machine is slow."""
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from bartleby import Bartleby, Message
 from tests.kit.browser import CHROMIUM, Look, is_live, launched, running
-from tests.kit.burying import statuses
+from tests.kit.dead_letters import statuses
 from tests.kit.shop import die_in_shop
 from tests.kit.worker import working
 

@@ -18,7 +18,7 @@ CLOCKS = {"monotonic", "time", "monotonic_ns", "time_ns", "clock_gettime"}
 NOW = re.compile(r"(time|datetime|.*loop.*)\.(now|time|monotonic)\(")
 WAITS = {"wait", "until", "join", "acquire", "result", "communicate", "timeout", "notifies"}
 SHORTEST_SLEEP_SECONDS, LONGEST_SLEEP_SECONDS = 0.05, 60
-SHORTEST_PATIENCE_SECONDS = 30
+SHORTEST_PATIENCE_SECONDS = 60
 IN_TEXT = re.compile(
     r"(?:time\.|pg_)sleep\(([\d.]+)\)|explain (?:\([^)]*)?analy[sz]e|(?:now|clock_timestamp)\(\) - [%b]"
     r"|%s - (?:now|clock_timestamp)\(|_timeout = '[12]?\ds'"

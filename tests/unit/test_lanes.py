@@ -214,7 +214,7 @@ async def test_threads_do_not_leak_slots_and_are_as_many_as_configured(lane_of: 
     assert (lane._threads, {settlement for _, settlement in collected.settled}) == (4, {None})
 
 
-async def test_interrupted_thread_goes_on_and_one_that_cannot_be_interrupted_keeps_its_slot_and_settles_once(
+async def test_thread_that_cannot_be_interrupted_keeps_its_slot_and_settles_once(
     lane_of: MakeLane,
 ) -> None:
     inside, over = threading.Event(), threading.Event()

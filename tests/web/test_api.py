@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 
 from bartleby import Client
 from tests.kit.api import API, BIG, JSON, REASON, SECRET, body_of, fill_queue, get, post, visiting
-from tests.kit.burying import bury, statuses
 from tests.kit.clock import move_clock
+from tests.kit.dead_letters import bury, statuses
 from tests.kit.openapi import fuzz
 from tests.web.conftest import ClientAs, OpenConsole
 

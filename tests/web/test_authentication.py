@@ -4,6 +4,7 @@ import base64
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from fastapi.testclient import TestClient
 
 from bartleby import Client, hashing
 from bartleby.hashing import digest, slow_digest
+from bartleby.surfaces import limits
 from bartleby.surfaces.web import ProxySettings
 from bartleby.surfaces.web.authenticating import _AT_ONCE, _MOST_WAITING, COOKIE
 from tests.kit.api import SAME, add_token, body_of, visiting
@@ -96,7 +98,7 @@ def test_guesses_are_throttled_by_name_and_by_address(
     computed = Mock(side_effect=lambda password, _: password == PASSWORD)
     monkeypatch.setattr(hashing, "fits", computed)
     monkeypatch.setattr("bartleby.surfaces.web.authenticating._REMEMBERED_SECONDS", 600.0)
-    monkeypatch.setattr("bartleby.surfaces.limits.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: 100.0))
     add_password(dsn)
     app = open_console()
     visitor = visiting(app)

@@ -147,7 +147,8 @@ def test_options_select_the_accepted_callers(dsn: str, served: Callable[..., Fas
     assert visiting(behind).get("/queues").headers["location"] == "/ops/login?next=%2Fops%2Fqueues"
 
 
-def test_console_starts_without_its_database(served: Callable[..., FastAPI]) -> None:
+def test_console_starts_without_its_database(served: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bartleby.surfaces.pools._PATIENCE", 1.0)  # there is no answer to wait for
     answer = visiting(served(address="host=127.0.0.1 port=1 dbname=x")).get("/api/v1/health")
     assert (answer.status_code, answer.json()["status"]) == (503, "database away")
 

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.kit import hosting
+from tests.kit import embedding
 from tests.kit.api import fill_queue
-from tests.kit.hosting import INSIDE, check_sessions, check_users, sign_in
+from tests.kit.embedding import INSIDE, check_sessions, check_users, sign_in
 from tests.kit.worker import until
 
 API = f"{INSIDE}/api/v1"
@@ -27,7 +27,7 @@ def example(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exampl
     monkeypatch.setenv("BARTLEBY_DSN", dsn)
 
     def load(name: str) -> Any:
-        (tmp_path / name).write_text(hosting.examples()[name])
+        (tmp_path / name).write_text(embedding.examples()[name])
         return runpy.run_path(str(tmp_path / name))["app"]
 
     return load

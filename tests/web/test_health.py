@@ -21,7 +21,7 @@ from bartleby.surfaces import checkup
 from bartleby.surfaces.checkup import Finding
 from bartleby.surfaces.web import ConsoleSettings, console
 from tests.kit.api import SAME, body_of, visiting
-from tests.kit.burying import bury
+from tests.kit.dead_letters import bury
 from tests.kit.proxy import Proxy
 from tests.kit.sinks.servers import free_port
 from tests.kit.worker import until
@@ -68,6 +68,7 @@ def test_console_recovers_from_a_database_that_is_silent_or_closes_its_connectio
                 if mode == "pass":
                     wire.cut()
                 with monkeypatch.context() as hasty:  # while there is no answer to wait for
+                    hasty.setattr("bartleby.client._REASON_SECONDS", 1)
                     hasty.setattr(reader, "_silence", 0.2)
                     hasty.setattr(reader, "_settings", replace(reader._settings, connect_timeout=0.2))
                     hasty.setattr(reader._pool, "timeout", 0.2)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -13,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
 from bartleby import Client
+from bartleby.surfaces import limits
 from bartleby.surfaces.limits import Buckets, Streams, Turns
 from tests.kit.api import add_token, visiting
 from tests.web.conftest import CHANGE, LOCAL, LOOK, OpenConsole
@@ -42,7 +44,7 @@ def test_changes_and_refused_reads_of_agents_are_limited_for_each_principal(
 
 def test_bucket_refills_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("bartleby.surfaces.limits.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: now[0]))
     buckets = Buckets(per_minute=60, burst=3)
     assert [buckets.take("a") for _ in range(4)] == [0, 0, 0, pytest.approx(1)]
     assert buckets.wait("a") == pytest.approx(1)

@@ -18,7 +18,7 @@ from bartleby.client import Runner
 from bartleby.principal import Principal, Role
 from bartleby.surfaces.desk import Desk
 from bartleby.surfaces.web import live
-from tests.kit.burying import bury
+from tests.kit.dead_letters import bury
 from tests.web.conftest import LOCAL, ClientAs
 
 READER = Principal("ana", Role.READER)

@@ -23,8 +23,8 @@ from bartleby.surfaces.web.pages import letters as letters_page
 from bartleby.surfaces.web.pages.showing import hours
 from bartleby.surfaces.web.pages.words import FIELDS
 from tests.kit.api import SAME, shorten_searches
-from tests.kit.burying import bury, statuses
 from tests.kit.clock import move_clock
+from tests.kit.dead_letters import bury, statuses
 from tests.kit.shop import fill_shop
 from tests.kit.worker import present
 from tests.web.conftest import ClientAs

@@ -12,8 +12,8 @@ from bartleby.surfaces.web import ProxySettings
 from bartleby.surfaces.web.authenticating import COOKIE
 from bartleby.surfaces.web.pages.assets import asset
 from tests.kit.api import SAME, add_token, visiting
-from tests.kit.burying import bury
-from tests.kit.hosting import FOREIGN
+from tests.kit.dead_letters import bury
+from tests.kit.embedding import FOREIGN
 from tests.web.conftest import CHANGE, LOOK, OpenConsole, signed_in
 
 

@@ -56,6 +56,7 @@ def test_each_connection_is_made_anew_when_its_session_is_ended(app: Bartleby, c
     app.client.create_queue("slow")
     app.client.send("slow", 1)
     with working(app) as running:
+        running.worker._shared.link.deadline = kit.LONG  # a claim that takes long would be a second loss
         gate.wait_for_start()
         until(lambda: running.worker._shared.listener.listening)
         for number, name in enumerate(NAMES):

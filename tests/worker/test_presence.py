@@ -100,7 +100,7 @@ def test_worker_that_cannot_report_renews_its_leases_and_warns_once(
             until(is_waiting)
             before = lease.deadline
             until(lambda: lease.deadline > before)
-        conn.execute("drop function bartleby.report_worker")
+        conn.execute("alter function bartleby.report_worker rename to hidden")
         until(lambda: log.of("worker.unreported"))
         before = lease.deadline
         until(lambda: lease.deadline > before)

@@ -15,7 +15,7 @@ from bartleby.config import Settings
 from bartleby.evidence import ReplayId
 from bartleby.pacing import LARGEST, Stride, pause
 from bartleby.replaying import DUTY, Replayer
-from tests.kit.burying import bury
+from tests.kit.dead_letters import bury
 from tests.kit.worker import CapturedLog, Conn, present, sessions, until
 
 BY: Any = {"actor": "ana", "reason": "fixed"}

@@ -11,8 +11,8 @@ import pytest
 
 from bartleby import Client, dev
 from bartleby.surfaces.cli import connecting
-from tests.kit.burying import bury
 from tests.kit.commands import Done
+from tests.kit.dead_letters import bury
 from tests.kit.proxy import Proxy, proxied
 from tests.kit.worker import CapturedLog, Program
 

@@ -68,7 +68,8 @@ def alive(pid: int) -> bool:
 def test_killed_process_is_replaced_its_message_comes_back_and_one_signal_ends_all(
     app: Bartleby, conn: Conn, shop: Path, dsn: str
 ) -> None:
-    with Program(dsn, "shop:app", "--processes", "2", "--log", "json", cwd=shop) as program:
+    words = ("--processes", "2", "--grace", "600", "--log", "json")
+    with Program(dsn, "shop:app", *words, cwd=shop) as program:
         program.wait_for("worker.started", 2)
         killed, kept = children_of(program.pid)
         keep_all_busy(app, shop, 2)

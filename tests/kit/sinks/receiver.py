@@ -98,7 +98,9 @@ class Receiver:
     async def start(self, context: ssl.SSLContext | None = None) -> None:
         """Listen, on the same port each time."""
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, ssl=context)
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        listener = self._server.sockets[0]
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # what is not read is not sent either
+        self.port = int(listener.getsockname()[1])
 
     async def stop(self) -> None:
         if self._server is not None:

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 from playwright.sync_api import expect
 
 from tests.kit.browser import Look, Site, fill
-from tests.kit.burying import statuses
+from tests.kit.dead_letters import statuses
 from tests.kit.shop import die_in_shop
 from tests.kit.worker import until
 from tests.nightly.browser.conftest import StartWorker

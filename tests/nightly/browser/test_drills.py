@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from bartleby.surfaces.web import live
 from tests.kit.browser import Look, Site, away, is_live, running
-from tests.kit.burying import statuses
+from tests.kit.dead_letters import statuses
 from tests.kit.shop import die_in_shop
 from tests.nightly.browser.conftest import StartWorker, as_operator
 from tests.nightly.browser.drill import drill

@@ -17,7 +17,7 @@ import pytest
 
 from bartleby import Client, events
 from bartleby.errors import BartlebyError
-from tests.kit.burying import bury
+from tests.kit.dead_letters import bury
 from tests.kit.relay import ANA, sink
 from tests.kit.sinks import harness_kafka, harness_nats, harness_rabbitmq, harness_redis, harness_webhook
 from tests.kit.sinks.conformance import Sink

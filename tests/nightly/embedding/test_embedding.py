@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from bartleby.surfaces.web.authenticating import COOKIE
-from tests.kit import hosting
+from tests.kit import embedding
 from tests.kit.api import SAME, add_token, fill_queue
-from tests.kit.hosting import FOREIGN, INSIDE, check_sessions, check_users, sign_in
+from tests.kit.embedding import FOREIGN, INSIDE, check_sessions, check_users, sign_in
 from tests.nightly.embedding import servers
 
 OURS = "ops.example"
@@ -23,7 +23,7 @@ OWN = {"Origin": f"https://{OURS}"}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The examples of the page."""
-    for name, text in hosting.examples().items():
+    for name, text in embedding.examples().items():
         (tmp_path / name).write_text(text)
     return tmp_path
 
@@ -86,11 +86,11 @@ def test_console_behind_a_proxy_with_another_name(
             assert visitor.post(f"{prefix}/login", data=form, headers=headers).status_code == 403
         answer = visitor.post(f"{prefix}/login", data=form, headers=own)
         assert (answer.status_code, answer.headers["location"]) == (303, f"{prefix}/letters")
-        session, attributes = hosting.cookie_of(answer, COOKIE)
+        session, attributes = embedding.cookie_of(answer, COOKIE)
         assert attributes["path"] == prefix
         assert {"secure", "httponly"} <= set(attributes)
         visitor.headers["Cookie"] = f"{COOKIE}={session}"
-        assert f"{prefix}/letters/{letter}" in hosting.walk(visitor, prefix)
+        assert f"{prefix}/letters/{letter}" in embedding.walk(visitor, prefix)
         path, asking = f"{prefix}/letters/{letter}/discard", {"ids": [letter], "reason": "no"}
         for headers in (*FOREIGN, {}):  # a session without an origin is not accepted
             assert visitor.post(path, data={"reason": "no"}, headers=headers).status_code == 403
@@ -104,7 +104,7 @@ def test_console_behind_a_proxy_with_another_name(
 
 
 def test_console_behind_a_proxy_that_forwards_no_name_knows_its_origins(dsn: str, folder: Path) -> None:
-    text, form = hosting.examples()["behind_proxy.py"], {"secret": add_token(dsn, "operator")}
+    text, form = embedding.examples()["behind_proxy.py"], {"secret": add_token(dsn, "operator")}
     named = text.replace('prefix="/ops"', f'prefix="/ops", origins=("https://{OURS}",)')
     (folder / "named.py").write_text(named)
     for module, status in {"behind_proxy": 403, "named": 303}.items():
@@ -115,5 +115,5 @@ def test_console_behind_a_proxy_that_forwards_no_name_knows_its_origins(dsn: str
 
 
 def test_every_example_of_the_page_is_used() -> None:
-    assert set(hosting.examples()) == {"fastapi_shop.py", "starlette_shop.py", "asgi.py", "behind_proxy.py"}
-    assert hosting.PAGE.read_text().count("```python") == 4
+    assert set(embedding.examples()) == {"fastapi_shop.py", "starlette_shop.py", "asgi.py", "behind_proxy.py"}
+    assert embedding.PAGE.read_text().count("```python") == 4

@@ -33,7 +33,7 @@ STATE = {
     "rules": "select id, from_group, to_group, path from bartleby.group_rules",
     "sinks": "select name, kind, state from bartleby.sinks",
     "tokens": "select kind, name, role, queues from bartleby.tokens",
-    "workers": "select name, state from bartleby.workers",
+    "workers": "select name, wanted from bartleby.workers",
 }
 
 
