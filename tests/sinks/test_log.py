@@ -106,7 +106,7 @@ async def test_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: py
         await eventually(lambda: running)
         assert "not written within 0.2 s" in why(outcome)
     assert len(running) == 1, "one thread waits, and not one for each call"
-    publisher._timeout = PATIENT
+    publisher._timeout = PATIENT  # type: ignore[attr-defined]
     go_on.set()
     async with asyncio.timeout(PATIENT):
         while named(await publisher.publish([event(1)])) != ["Published"]:
