@@ -137,6 +137,44 @@ def test_action_returns_to_its_list_and_the_audit_page_undoes_it(browser: TestCl
     assert client.count_letters("held:yes").letters == 0
 
 
+def test_forms_of_letters_groups_sinks_and_workers_do_what_they_say(browser: TestClient, client: Client) -> None:
+    letter, _ = bury(client, [1, 2])
+    client.put_sink("bus", "log", {}, **BY)
+    client.report_worker("web-1", queues=["orders"], host="node", pid=1, concurrency=1)
+    number = client.groups()[0].id
+
+    def group_after(action: str, **form: str) -> str:
+        assert send(browser, f"/groups/{number}/{action}", **form).headers["location"] == f"/groups/{number}"
+        return present(client.group(number)).state
+
+    for action, form, status, held in (
+        ("hold", {}, "dead", True),
+        ("hold", {"on": "false"}, "dead", False),
+        ("discard", {}, "discarded", False),
+        ("discard", {}, "discarded", False),
+        ("restore", {}, "dead", False),
+        ("replay", {}, "replayed", False),
+    ):
+        done = send(browser, f"/letters/{letter}/{action}", **form)
+        found = present(client.dead_letter(letter))
+        assert (done.headers["location"], found.status, found.held_at is not None) == (
+            f"/letters/{letter}",
+            status,
+            held,
+        )
+    assert group_after("acknowledge", link="https://bugs.example/1") == "acknowledged"
+    assert group_after("mute", hours="2") == "muted"
+    assert group_after("resolve", version="2.0") == "resolved"
+    assert group_after("reopen") == "open"
+    assert send(browser, f"/groups/{number}/mute", hours="1000").status_code == 422
+    for verb, state in (("pause", "paused"), ("resume", "working")):
+        assert send(browser, f"/sinks/bus/{verb}").headers["location"] == "/sinks"
+        assert client.sinks()[0].state == state
+    assert send(browser, "/sinks/bus/remove").status_code == 422
+    assert send(browser, "/workers/drain", name="web-1").headers["location"] == "/workers"
+    assert client.workers()[0].state == "draining"
+
+
 def test_letter_page_has_its_story_and_edits_without_revealed_secrets(
     browser: TestClient, client: Client, conn: Connection
 ) -> None:
