@@ -115,7 +115,7 @@ async def test_endless_answer_is_read_up_to_a_limit() -> None:
             tracemalloc.stop()
             await publisher.close()
         assert peak - before < 1 << 20, number
-        assert receiver.sent < 48 << 20, number  # of 60 MiB; the buffers of the kernel hold up to 36
+        assert receiver.sent < 30 << 20, number  # of 60 MiB; the rest was not read
 
 
 async def test_connection_that_was_closed_or_idle_for_long_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.kit.refusals import assert_refused
 from tests.kit.sql import Connect, Connection, Row
 
 pytestmark = pytest.mark.usefixtures("q")
-PATIENT = "alter function bartleby.lock_sinks() set lock_timeout = '60s'"
+LONG_LOCK_TIMEOUT = "alter function bartleby.lock_sinks() set lock_timeout = '60s'"
 
 
 DEFAULTS: Row = {
@@ -249,7 +249,7 @@ class TestRemoving:
 
     @pytest.mark.own_database
     def test_removal_waits_for_a_transaction_that_emits(self, connect: Connect, conn: Connection) -> None:
-        conn.execute(PATIENT)
+        conn.execute(LONG_LOCK_TIMEOUT)
         worker, operator = connect(autocommit=False), connect()
         sql.send_count(conn, 3)
         for end, force, removed in (("commit", True, True), ("rollback", False, True), ("commit", False, False)):
@@ -270,7 +270,7 @@ class TestRemoving:
     @pytest.mark.own_database
     def test_removal_and_opening_of_a_breaker_do_not_deadlock(self, connect: Connect, conn: Connection) -> None:
         """A session that opens one has locked the table of queues and waits for that of sinks."""
-        conn.execute(PATIENT)
+        conn.execute(LONG_LOCK_TIMEOUT)
         put_sink(conn)
         conn.execute("select bartleby.open_breaker('q', 'down', '0')")
         conn.execute("select bartleby.close_breaker('q', 'ann', 'up')")

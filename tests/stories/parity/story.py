@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import psycopg
+
 from bartleby import Client, Failure
 from bartleby.hashing import digest
 from tests.kit.worker import present
@@ -19,6 +21,7 @@ class World:
     """Everything that happens without an operator: messages fail or are done, plans advance."""
 
     client: Client
+    dsn: str
     answers: dict[tuple[str, str], list[object]] = field(default_factory=dict)
 
     def fail(self, queue: str, kinds: list[str]) -> None:
@@ -28,6 +31,12 @@ class World:
         self.client.fail(
             lease.id, [Failure(each.position, kind, "no", fingerprint=kind, verdict="dead") for each, kind in failing]
         )
+
+    def report_worker(self, name: str) -> None:
+        """Report a worker that does not fall silent while a surface is slow."""
+        self.client.report_worker(name, queues=["orders"], concurrency=4, running=1)
+        with psycopg.connect(self.dsn) as conn:
+            conn.execute("update bartleby.worker set seen_at = seen_at + interval '1 hour'")
 
     def regroup(self) -> None:
         while self.client.regroup():
@@ -149,7 +158,7 @@ def operate(surface: Surface, world: World) -> None:
         surface.do("pause_sink", name=name)
     surface.do("resume_sink", name="bus")
     surface.do("remove_sink", name="spare")
-    world.client.report_worker("web-1", queues=["orders"], concurrency=4, running=1)
+    world.report_worker("web-1")
     surface.do("drain_worker", name="web-1")
     kept = [
         surface.do("add_token", name=name, kind="token", role="reader", hash=digest(name))

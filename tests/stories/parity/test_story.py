@@ -33,7 +33,7 @@ STATE = {
     "rules": "select id, from_group, to_group, path from bartleby.group_rules",
     "sinks": "select name, kind, state from bartleby.sinks",
     "tokens": "select kind, name, role, queues from bartleby.tokens",
-    "workers": "select name, wanted from bartleby.workers",
+    "workers": "select name, state from bartleby.workers",
 }
 
 
@@ -64,7 +64,7 @@ def _result(name: str, dsn: str) -> Result:
     tokens = {person: add_token(dsn, role, name=person) for person, role in (("ana", "admin"), ("bob", "operator"))}
     with Client(dsn) as client, _opened(name, dsn, client, tokens) as surface:
         begun = client.audit_log(limit=1)[0].id
-        world = World(client)
+        world = World(client, dsn)
         run_story(surface, world)
         lines = [each for each in client.audit_log(limit=1000)[::-1] if each.id > begun and each.action != "agent.call"]
     with psycopg.connect(dsn, autocommit=True) as connection:
