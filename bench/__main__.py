@@ -19,6 +19,7 @@ from bench import (
     pinned,
     report,
     sending,
+    stock,
     waking,
     working,
 )
@@ -38,6 +39,7 @@ SCENARIOS: dict[str, Callable[[Lab], Findings]] = {
     "memory": memory.memory,
     "work": working.work,
     "pgmq": attached.pgmq,
+    "stock": stock.stock,
 }
 
 

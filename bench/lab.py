@@ -143,9 +143,9 @@ class Lab:
     def machine(self) -> dict[str, str | int]:
         """What the figures depend on."""
         with connect(self.dsn("postgres")) as connection:
-            found = connection.execute("show server_version").fetchone()
+            found = connection.execute("select current_setting('server_version'), pg_jit_available()").fetchone()
         return {
-            "postgresql": str(found[0]) if found else "",
+            "postgresql": f"{found[0]}, {'JIT on' if found[1] else 'no JIT'}" if found else "",
             "python": platform.python_version(),
             "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
             "cores": os.cpu_count() or 0,

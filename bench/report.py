@@ -35,7 +35,7 @@ def number(value: float) -> str:
 
 
 def save(path: Path, machine: Mapping[str, str | int], found: Mapping[str, Findings]) -> None:
-    """Write everything that was measured as JSON."""
+    """Write everything that was measured as JSON; what the file has of other scenarios and other servers stays."""
     scenarios = {
         name: {
             "figures": [
@@ -51,7 +51,10 @@ def save(path: Path, machine: Mapping[str, str | int], found: Mapping[str, Findi
         }
         for name, findings in found.items()
     }
-    path.write_text(json.dumps({"machine": machine, "scenarios": scenarios}, indent=1) + "\n")
+    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    [mine] = [run for run in runs if run["machine"]["postgresql"] == machine["postgresql"]] or [{"scenarios": {}}]
+    run = {"machine": machine, "scenarios": mine["scenarios"] | scenarios}
+    path.write_text(json.dumps({"runs": [each for each in runs if each is not mine] + [run]}, indent=1) + "\n")
 
 
 def rounded(value: object) -> object:

@@ -13,7 +13,8 @@ from bartleby.replays import ReplayItem
 _FACTS: LiteralString = """
 select current_setting('server_version'), current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
   current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), pg_is_in_recovery(),
-  pg_backend_pid(), pg_notification_queue_usage(), (select setting from pg_settings where name = 'data_directory')"""
+  pg_backend_pid(), pg_notification_queue_usage(), (select setting from pg_settings where name = 'data_directory'),
+  case when pg_jit_available() then nullif(current_setting('jit_above_cost')::double precision, -1) end"""
 
 _XMIN_HOLDER: LiteralString = """
 select h.kind, h.who, h.age, h.since from (
@@ -81,7 +82,7 @@ order by a.id"""
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What the server says about itself."""
+    """What the server says about itself; it compiles no plan where `jit_above_cost` is None."""
 
     version: str
     fsync: bool
@@ -92,6 +93,7 @@ class ServerFacts:
     backend_pid: int
     notify_queue_usage: float
     data_directory: str | None
+    jit_above_cost: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,12 @@ def drift() -> Call[list[tuple[str, str]]]:
 def facts() -> Call[ServerFacts]:
     """Return what the server says about durability and itself."""
     return Call(_FACTS, (), lambda rows: ServerFacts(*rows[0]))
+
+
+def cost_of_queues() -> Call[float]:
+    """Return what PostgreSQL expects a look at all queues to cost, in its own units."""
+    text: LiteralString = "explain (format json) select * from bartleby.queues"
+    return Call(text, (), lambda rows: float(rows[0][0][0]["Plan"]["Total Cost"]))
 
 
 def oldest_xmin_holder() -> Call[XminHolder | None]:

@@ -149,6 +149,7 @@ class Verbs:
     version = Verb(inspection.version)
     drift = Verb(inspection.drift)
     facts = Verb(inspection.facts)
+    cost_of_queues = Verb(inspection.cost_of_queues)
     oldest_xmin_holder = Verb(inspection.oldest_xmin_holder)
     segments = Verb(inspection.segments)
     expiring = Verb(inspection.expiring)

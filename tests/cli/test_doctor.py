@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -114,6 +115,17 @@ def test_doctor_reports_transactions_that_block_vacuum(
         assert (status, "prepared transaction forgotten" in text) == ("warning", True)
     finally:
         conn.execute("rollback prepared 'forgotten'")
+
+
+def test_doctor_reports_that_small_queries_are_compiled(
+    client: Client, finding: Finding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the server of the tests has a compiler or not."""
+    facts = client.facts()
+    for above, status in [(None, "good"), (1e5, "good"), (1.0, "warning")]:
+        monkeypatch.setattr(Client, "facts", lambda _, above=above: replace(facts, jit_above_cost=above))
+        assert finding("jit")[0] == status
+    assert "raise it (100000 is the default), or set jit = off" in finding("jit")[1]
 
 
 @pytest.mark.own_database

@@ -390,5 +390,6 @@ def inspecting_the_server(api: Runner) -> None:
     facts = api.facts()
     assert (facts.version[:2].isdecimal(), facts.in_recovery, facts.synchronous_commit) == (True, False, "on")
     assert facts.backend_pid > 0
+    assert api.cost_of_queues() > 0
     holder = api.oldest_xmin_holder()
     assert holder is None or holder.age >= 0

@@ -51,6 +51,13 @@ SETTINGS = {
     "max_prepared_transactions": "50",
     "shared_buffers": "256MB",
 }
+# where JIT is on: whether any statement of the tests, or in a function that they call, was compiled
+COUNTING = {
+    "shared_preload_libraries": "pg_stat_statements",
+    "pg_stat_statements.track": "all",
+    "pg_stat_statements.max": "50000",
+}
+COMPILED = "select distinct left(query, 300) from pg_stat_statements where jit_functions > 0"
 ENOUGH_MEMORY = 2 << 30
 # what a session may have left behind; its plans and compiled functions are worth keeping
 SESSION: tuple[LiteralString, ...] = (
@@ -91,13 +98,23 @@ def scratch() -> Path:
 @pytest.fixture(scope="session")
 def server(scratch: Path) -> Iterator[dev.Server]:
     folder = Path(tempfile.mkdtemp(prefix="bartleby-test-", dir=scratch))
+    counting = os.environ.get("BARTLEBY_EXPECT_JIT") == "True"
     try:
-        with dev.start(folder, settings=SETTINGS) as running:
+        with dev.start(folder, settings={**SETTINGS, **(COUNTING if counting else {})}) as running:
             cheapen_logins(running)
             switch_autovacuum(running, "off")
             yield running
+            if counting:
+                assert compiled(running) == [], "PostgreSQL compiled these: that takes longer than to run them"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def compiled(server: dev.Server) -> list[str]:
+    """Return the statements that were compiled since the start, with those in functions."""
+    with psycopg.connect(server.dsn, autocommit=True) as conn:
+        conn.execute("create extension if not exists pg_stat_statements")
+        return [query for (query,) in conn.execute(COMPILED)]
 
 
 def switch_autovacuum(server: dev.Server, state: str) -> None:

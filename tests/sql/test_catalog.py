@@ -56,6 +56,10 @@ OFFENDERS = {
     " and a.mode in ('i', 'v') and (a.name like 'p\\_%') is not true",
     "function with unnamed parameters": f"select proname::text from pg_proc where {OURS} and pronargs > 0"
     " and (proargnames is null or '' = any (proargnames))",
+    # a plan that has to do what was forbidden costs 1e10, and PostgreSQL would compile it at each call
+    "function that pins its plans and lets PostgreSQL compile them": "select oid::regprocedure::text from pg_proc"
+    f" where {OURS} and array_to_string(proconfig, ' ') ~ '(enable_\\w+=off|_cost=)'"
+    " and ('jit=off' = any (proconfig)) is not true",
     "function that catches every error": f"select proname::text from pg_proc where {OURS} and prosrc ~ 'when others'",
     "object that is not in the manifest": "select object || ' ' || change from bartleby.drift()",
     "index that is not valid": "select indexrelid::regclass::text from pg_index i join pg_class c"

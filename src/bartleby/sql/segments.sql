@@ -143,7 +143,7 @@ create or replace function bartleby.unsettled(p_queue integer)
 returns table (first bigint, last bigint, leased boolean, lease_id bigint)
 language sql stable security definer rows 10 set search_path = pg_catalog, bartleby, pg_temp
 as $$
-  with reader as materialized (select (bartleby.reader(p_queue)).*)
+  with reader as materialized (select r.* from bartleby.reader(p_queue) r)
   select r.upper + 1, 9223372036854775807, false, null::bigint from reader r
   union all
   select lower(h), upper(h) - 1, false, null from reader r, unnest(coalesce(r.holes, '{}') + coalesce(r.young, '{}')) h

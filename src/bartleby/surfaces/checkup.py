@@ -47,7 +47,7 @@ def examine(client: Client) -> list[Finding]:
     ]  # fmt: skip
     findings: list[Finding] = []
     try:
-        for check in (_version, _drift, _segments, _letters, _groups, _replays, _sinks, _audit):
+        for check in (_version, _drift, _compiling, _segments, _letters, _groups, _replays, _sinks, _audit):
             findings += _allowed(check, client)
     except NotInstalled as error:
         # one that has a version is only too old for some of the checks
@@ -82,6 +82,17 @@ def _drift(client: Client) -> Iterator[Finding]:
         yield Finding("good", "drift", "every object is as it was installed")
     for name, change in changes:
         yield Finding("warning", "drift", f"{name} is {change}; `bartleby install` restores functions and views")
+
+
+def _compiling(client: Client) -> Iterator[Finding]:
+    above = client.facts().jit_above_cost
+    cost = client.cost_of_queues() if above is not None else 0
+    if above is None or cost <= above:
+        yield Finding("good", "jit", "PostgreSQL compiles no small query")
+        return
+    text = f"PostgreSQL compiles even small queries, which takes longer than to run them: jit_above_cost is {above:g},"
+    text = f"{text} and a look at all queues costs {cost:,.0f}; raise it (100000 is the default), or set jit = off"
+    yield Finding("warning", "jit", text)
 
 
 def _segments(client: Client) -> Iterator[Finding]:
