@@ -41,8 +41,9 @@ _REPORTED = tuple(field.name for field in fields(Failure))
 _RELAXED: LiteralString = " from (select set_config('synchronous_commit', 'off', true) offset 0) relaxed"
 
 _CLAIM: LiteralString = """
-select message_id, lease_id, position, attempt, payload::text, headers::text, key, generation, created_at, solo
-from bartleby.claim(%s, %s, %s::integer, make_interval(secs => %s::float8), %s::boolean)"""
+select message_id, lease_id, position, attempt, payload::text, headers::text, key, generation, created_at, solo,
+  start_first
+from bartleby.claim(%s, %s, %s::integer, make_interval(secs => %s::float8), %s::boolean, %s::integer, %s::boolean)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +114,20 @@ def send_many(queue: str, messages: Sequence[Mapping[str, Any]]) -> Call[list[Me
 
 
 def claim(
-    queue: str, worker: str, *, limit: int = 1, lease: Duration | None = None, confirm: bool = False
+    queue: str,
+    worker: str,
+    *,
+    limit: int = 1,
+    lease: Duration | None = None,
+    confirm: bool = False,
+    max_attempts: int | None = None,
+    at_once: bool = True,
 ) -> Call[Lease | None]:
     """Lease up to `limit` messages to a worker; None if there is nothing.
 
-    With `confirm`, a message that has to run alone counts as begun only after `start`.
+    With `confirm`, a message that is `solo` or `start_first` counts as begun only after `start`. `max_attempts` is the
+    limit of the handler, which goes before that of the queue. A message that is alone in its lease is charged if that
+    lapses, unless it may have waited, not `at_once` begun.
     """
 
     def parse(rows: Sequence[Row]) -> Lease | None:
@@ -126,13 +136,16 @@ def claim(
         return Lease(LeaseId(rows[0][1]), tuple(Message(row[0], queue, *row[1:]) for row in rows))
 
     relaxed = _CLAIM.replace("\nfrom", "\n" + _RELAXED + ",")
-    return Call(_CLAIM, (storable(queue), storable(worker), limit, _seconds(lease), confirm), parse, relaxed=relaxed)
+    parameters = (storable(queue), storable(worker), limit, _seconds(lease), confirm, max_attempts, at_once)
+    return Call(_CLAIM, parameters, parse, relaxed=relaxed)
 
 
-def start(lease_id: int) -> Call[None]:
-    """Say that the message of this lease, which has to run alone, begins now; LeaseLost if it is not held any more."""
-    text: LiteralString = "select bartleby.start(%s::bigint)"
-    return Call(text, (lease_id,), nothing, relaxed=text + _RELAXED)
+def start(lease_id: int, positions: Sequence[int] | None = None) -> Call[None]:
+    """Say that these positions of a lease, or all that are left, begin now; LeaseLost if they are not held any more.
+
+    If the lease lapses from here on, they are charged, also if the server crashes: it waits for the disk.
+    """
+    return Call("select bartleby.start(%s::bigint, %s::bigint[])", (lease_id, _list(positions)), nothing)
 
 
 def ack(lease_id: int, positions: Sequence[int] | None = None) -> Call[int]:

@@ -66,6 +66,8 @@ class Ruling:
     rule: str
     delay: float | None = None
     suspicion: int = 0
+    sqlstate: str | None = None
+    """Of the trouble of a database server, if that is the reason: it is one only if our own server confirms it."""
 
 
 def classify(error: BaseException, terminal: Sequence[type[BaseException]] = ()) -> Ruling:
@@ -126,8 +128,8 @@ def _server_trouble(error: BaseException) -> Ruling | None:
     for link in _database_errors(error):
         state = _sqlstate(link)
         if state in _SERVER_TROUBLE:
-            rule = f"{type_name(type(link))} (SQLSTATE {state}) is the database server's trouble, not the message's"
-            return Ruling("release", rule, None, _OUTAGE)
+            rule = f"{type_name(type(link))} (SQLSTATE {state}) speaks of the database server's trouble"
+            return Ruling("release", rule, None, _OUTAGE, state)
     return None
 
 

@@ -4,7 +4,6 @@ Nothing a handler raises gets past this module: an exception is evidence, never 
 """
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -23,10 +22,14 @@ from bartleby.policy import classify
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt failed; `suspicion` says how much this looks like an outage rather than a bad message."""
+    """The attempt failed; `suspicion` says how much this looks like an outage rather than a bad message.
+
+    An `sqlstate` speaks of trouble of a database server: if Bartleby's own has it too, the message is not to blame.
+    """
 
     report: Failure
     suspicion: int
+    sqlstate: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,6 @@ class Released:
 
     delay: float
     why: str
-    suspicion: int = 0
     ran: bool = False
     """Whether its handler came to an end: then it did no harm."""
 
@@ -125,12 +127,8 @@ class Executor:
             return None
         handler = self.handler
         ruling = classify(error, handler.terminal)
-        if ruling.verdict == "release":
-            delay = ruling.delay
-            if delay is None:
-                # not the message's fault, and perhaps everybody's: come back one after another
-                delay = random.uniform(1, 5)  # noqa: S311 - spreads load, no secret
-            return Released(delay, ruling.rule, ruling.suspicion, ran=True)
+        if ruling.verdict == "release" and ruling.sqlstate is None:
+            return Released(ruling.delay or 0.0, ruling.rule, ran=True)
         evidence = evidence or self._recorder.evidence(message.queue, error)
         unacceptable = issubclass(kind, InvalidPayload | UndecodablePayload)
         report = Failure(
@@ -148,7 +146,7 @@ class Executor:
             give_up_after=handler.retry.give_up_after,
             reason="unacceptable" if unacceptable else None,
         )
-        return Failed(report, 0 if unacceptable else ruling.suspicion)
+        return Failed(report, 0 if unacceptable else ruling.suspicion, ruling.sqlstate)
 
     def _awaited(self, running: Awaitable[Any]) -> Awaitable[Any]:
         limit = self.handler.timeout

@@ -96,17 +96,27 @@ class Fetcher:
 
     async def _take(self, limit: int) -> tuple[Held, list[Message]] | None:
         shared = self._shared
-        length = self._lane.handler.lease or await shared.terms.lease(self._queue)
+        handler = self._lane.handler
+        length = handler.lease or await shared.terms.lease(self._queue)
         asked = time.monotonic()
-        call = calls.claim(self._queue, shared.worker, limit=limit, lease=length, confirm=True)
-        lease = await shared.link.run(call)
+        lease = await shared.link.run(
+            calls.claim(
+                self._queue,
+                shared.worker,
+                limit=limit,
+                lease=length,
+                confirm=True,
+                max_attempts=handler.retry.max_attempts,
+                at_once=self._lane.runs_at_once(),
+            )
+        )
         if lease is None:
             return None
         shared.granted += 1
         shared.idle.clear()
         held = shared.holding.hold(lease, self._queue, length, asked)
         self._calm(lease)
-        return held, await self._runnable(self._lane.handler, held, lease)
+        return held, await self._runnable(handler, held, lease)
 
     def _calm(self, lease: Lease) -> None:
         storms = self._shared.holding.settler.storms

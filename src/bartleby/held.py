@@ -22,6 +22,7 @@ class Held:
         "done",
         "extended",
         "failed",
+        "granted",
         "id",
         "left",
         "length",
@@ -49,6 +50,7 @@ class Held:
         self.size = size
         self.left = size
         self.length = length
+        self.granted = granted
         self.extended = granted
         """When the last request that renewed it left, by the monotonic clock: not when the answer came."""
         self.deadline = granted + length

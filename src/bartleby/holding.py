@@ -131,7 +131,7 @@ class Holding:
         end, left_behind = time.monotonic() + _ALONE_IN_A_ROW, self._all_running()
         while held.solo and messages:
             # one that was given up may still be at it, in a thread that nobody can stop
-            if self.stopping.is_set() or self._all_running() > left_behind or not await self._started(held):
+            if self.stopping.is_set() or self._all_running() > left_behind or not await self.begin(held):
                 self.put_back([(held, message) for message in messages], "it could not run alone here", 1.0)
                 return
             self._solo_over.clear()
@@ -155,15 +155,18 @@ class Holding:
         self._patience = min(_MOST_PATIENT, 2 * self._patience)
         return min(delay, _ELSEWHERE)
 
-    async def _started(self, held: Held) -> bool:
-        # From here on the message is to blame if the lease lapses. One that will not be run, since its lease was given
-        # up or is about to be, must not be said to begin: the database may not know of that yet, and would charge it.
+    async def begin(self, held: Held, positions: Sequence[int] | None = None) -> bool:
+        """Record that these messages of a lease, or all, begin now; return whether they may.
+
+        From here on they are to blame if the lease lapses. What will not be run, since its lease was given up or is
+        about to be, must not be said to begin: the database may not know of that yet, and would charge it.
+        """
         if held.lost or held.deadline < time.monotonic():
             return False
         try:
-            await self._link.run(calls.start(held.id))
+            await self._link.run(calls.start(held.id, positions))
         except (psycopg.Error, BartlebyError, OSError) as error:
-            telemetry.warning("solo.not_started", str(error), queue=held.queue, lease_id=held.id)
+            telemetry.warning("start.not_recorded", str(error), queue=held.queue, lease_id=held.id)
             return False
         return True
 

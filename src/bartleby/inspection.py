@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import LiteralString
 
-from bartleby.answers import column, every
+from bartleby.answers import column, every, scalar
 from bartleby.calls import Call
 from bartleby.evidence import AuditLine, GroupId, ReplayId
 from bartleby.message import storable
@@ -14,7 +14,8 @@ _FACTS: LiteralString = """
 select current_setting('server_version'), current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
   current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), pg_is_in_recovery(),
   pg_backend_pid(), pg_notification_queue_usage(), (select setting from pg_settings where name = 'data_directory'),
-  case when pg_jit_available() then nullif(current_setting('jit_above_cost')::double precision, -1) end"""
+  case when set_config('jit', (select reset_val from pg_settings where name = 'jit'), true) = 'on' then
+    case when pg_jit_available() then nullif(current_setting('jit_above_cost')::double precision, -1) end end"""
 
 _XMIN_HOLDER: LiteralString = """
 select h.kind, h.who, h.age, h.since from (
@@ -174,10 +175,22 @@ def facts() -> Call[ServerFacts]:
     return Call(_FACTS, (), lambda rows: ServerFacts(*rows[0]))
 
 
+def server_is_young() -> Call[bool]:
+    """Return whether the server was started, or started anew after a crash, less than a minute ago."""
+    text: LiteralString = "select bartleby.server_started_at() > now() - interval '1 minute'"
+    return Call(text, (), scalar)
+
+
 def cost_of_queues() -> Call[float]:
     """Return what PostgreSQL expects a look at all queues to cost, in its own units."""
     text: LiteralString = "explain (format json) select * from bartleby.queues"
     return Call(text, (), lambda rows: float(rows[0][0][0]["Plan"]["Total Cost"]))
+
+
+def server_trouble(lease_id: int, sqlstate: str) -> Call[bool]:
+    """Return whether the server has the trouble that a handler's error spoke of, or had it since the lease began."""
+    text: LiteralString = "select bartleby.server_trouble(%s::bigint, %s)"
+    return Call(text, (lease_id, sqlstate), scalar)
 
 
 def oldest_xmin_holder() -> Call[XminHolder | None]:
@@ -196,10 +209,17 @@ def on_duty(duty: str) -> Call[str | None]:
     return Call("select bartleby.on_duty(%s)", (storable(duty),), lambda rows: rows[0][0])
 
 
-def session() -> Call[tuple[int, str]]:
-    """Return the server's process of this session, and the isolation level that its transactions begin with."""
-    text: LiteralString = "select pg_backend_pid(), current_setting('default_transaction_isolation')"
-    return Call(text, (), lambda rows: (rows[0][0], rows[0][1]))
+def session(pid: int) -> Call[tuple[int, str]]:
+    """Return the server's process of this session, and the isolation level that its transactions begin with.
+
+    Where that process is `pid`, nothing is compiled from now on: no answer of ours takes long enough. Through a pooler
+    the setting would reach somebody else.
+    """
+    text: LiteralString = (
+        "select pg_backend_pid(), current_setting('default_transaction_isolation'),"
+        " case pg_backend_pid() when %s then set_config('jit', 'off', false) end"
+    )
+    return Call(text, (pid,), lambda rows: (rows[0][0], rows[0][1]))
 
 
 def expiring(within: timedelta) -> Call[list[Expiring]]:

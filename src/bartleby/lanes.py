@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from bartleby.execute import Executor, Released, Settlement
 from bartleby.held import Backlog, Held
 from bartleby.message import Message
+from bartleby.starting import Begin, Items, begin_all, starts_first, with_others
 
 _AHEAD_SECONDS = 0.25
 _TURN = 0.002
@@ -23,13 +24,12 @@ CANCELLED = Released(0.0, "the worker cancelled it")
 """What becomes of a message whose handler was stopped; if its lease is lost, nothing does."""
 
 Finished = Callable[[Held, Message, Settlement], None]
-Items = Sequence[tuple[Held, Message]]
 
 
 class Lane:
     """Where messages wait and run; what differs between coroutines and threads is left to the two kinds."""
 
-    def __init__(self, executor: Executor, concurrency: int, batch: int, finished: Finished) -> None:
+    def __init__(self, executor: Executor, concurrency: int, batch: int, finished: Finished, begin: Begin) -> None:
         self.executor = executor
         self.handler = executor.handler
         self.concurrency = concurrency
@@ -45,6 +45,7 @@ class Lane:
         self._ended_before = 0
         self._buffer: deque[tuple[Held, Message]] = deque()
         self._finished = finished
+        self._begin = begin
         self._paused = False
         self._seconds: float | None = None
         self._pace = None if self.handler.rate is None else Pace(self.handler.rate)
@@ -92,6 +93,10 @@ class Lane:
         self._enough = enough
         self.wanted.clear()
         return 0
+
+    def runs_at_once(self) -> bool:
+        """Return whether the next message need not wait for others."""
+        return self._pace is None and self.running - self.stuck + len(self._buffer) < self._capacity
 
     def pause(self) -> None:
         """Start nothing more until resumed."""
@@ -170,8 +175,8 @@ class CoroutineLane(Lane):
     seen by a callback that the event loop gets to only then.
     """
 
-    def __init__(self, executor: Executor, concurrency: int, batch: int, finished: Finished) -> None:
-        super().__init__(executor, concurrency, batch, finished)
+    def __init__(self, executor: Executor, concurrency: int, batch: int, finished: Finished, begin: Begin) -> None:
+        super().__init__(executor, concurrency, batch, finished, begin)
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[asyncio.Task[None], Items] = {}
         self._unwanted: set[asyncio.Task[None]] = set()
@@ -237,9 +242,10 @@ class CoroutineLane(Lane):
         if not self._looking and self._buffer:
             self.kick()
         try:
-            if self.handler.batch is None:
-                return (await self.executor.run(items[0][1]),)
-            return await self.executor.run_batch([message for _, message in items])
+            if starts_first(items):
+                begun = await begin_all(items, self._begin)
+                return with_others(items, begun, await self._settlements(begun) if begun else ())
+            return await self._settlements(items)
         except asyncio.CancelledError as error:
             if task in self._unwanted:
                 return [CANCELLED for _ in items]
@@ -254,6 +260,11 @@ class CoroutineLane(Lane):
             self._unwanted.discard(task)
             while task.cancelling():
                 task.uncancel()
+
+    async def _settlements(self, items: Items) -> Sequence[Settlement]:
+        if self.handler.batch is None:
+            return (await self.executor.run(items[0][1]),)
+        return await self.executor.run_batch([message for _, message in items])
 
 
 class Pace:

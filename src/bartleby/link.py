@@ -27,6 +27,7 @@ from bartleby.pooling import AsyncPooled, async_rows
 T = TypeVar("T")
 
 _HELD_UP = 0.5
+_CAREFUL = 60.0
 
 # After these the same connection would give the same answer: a standby, or a server that is going.
 _LEAVE = ("25006", "57P01", "57P02", "57P03", "08")
@@ -60,18 +61,30 @@ class Link:
         self._connection: AsyncPooled | None = None
         self._away_since: float | None = None
         self._silent = False
+        self.troubled_at = -math.inf
+        """When the database could not be used last, by the monotonic clock."""
+        self._careful_until = -math.inf
 
     async def run(self, call: Call[T]) -> T:
         """Run one call in a transaction of its own. If that fails, the next one gets a new connection."""
         async with self._turn:
             with self._telling():
                 connection = await self._connected()
-                text = call.relaxed or call.text
+                careful = time.monotonic() < self._careful_until
+                text = call.text if careful else call.relaxed or call.text
                 with translated(), self._leaving(connection):
                     if connection.isolation_level is None:
                         return call.parse(await async_rows(connection, text, call.parameters))
                     async with connection.transaction():
                         return call.parse(await async_rows(connection, text, call.parameters))
+
+    def be_careful(self) -> None:
+        """For a minute, let every call wait for the disk.
+
+        A crash of the server undoes a claim that does not, and no trace would be left of the message whose handler
+        crashes the server each time.
+        """
+        self._careful_until = time.monotonic() + _CAREFUL
 
     async def listen(self, channels: Iterable[str], seconds: float) -> list[str]:
         """Listen on these channels; return those that were heard of, at the first news or when time is up."""
@@ -168,8 +181,11 @@ class Link:
         try:
             yield
         except (psycopg.Error, OSError) as error:
+            if passing(error):
+                self.troubled_at = time.monotonic()
+                self.be_careful()
             if passing(error) and self._away_since is None and not self._silent:
-                self._away_since = time.monotonic()
+                self._away_since = self.troubled_at
                 telemetry.warning("database.away", _sentence(error), connection=self._name)
             raise
         if self._away_since is not None:

@@ -22,7 +22,7 @@ select max_attempts, backoff, extract(epoch from base)::float8, factor, extract(
     select extract(epoch from s.delay)::float8 from unnest(schedule) with ordinality s (delay, place) order by s.place),
   extract(epoch from lease)::float8, crash_budget, extract(epoch from give_up_after)::float8, dead_letter_to,
   invalid_to, extract(epoch from retention)::float8, payload_limit, extract(epoch from payload_retention)::float8,
-  approve_above
+  approve_above, record_starts
 from bartleby.queues where name = %s"""
 
 
@@ -46,6 +46,7 @@ class Policy:
     payload_limit: int
     payload_retention: float | None
     approve_above: int | None
+    record_starts: bool
 
     def delay(self, attempt: int) -> float:
         """Return how long is waited after a failed attempt; with full jitter that is the most."""

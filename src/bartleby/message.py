@@ -39,6 +39,8 @@ class Message:
     generation: int | None
     created_at: datetime
     solo: bool
+    start_first: bool = False
+    """Whether its start has to be recorded before it runs."""
     _payload: Any = field(default=_UNREAD, init=False, repr=False, compare=False)
 
     @property

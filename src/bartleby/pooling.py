@@ -55,7 +55,7 @@ class Pooled(psycopg.Connection[Any]):
     @staticmethod
     def configure(connection: "Pooled") -> None:
         """Adapt a new connection to what it is connected to."""
-        call = inspection.session()
+        call = inspection.session(connection.info.backend_pid)
         pid, isolation = call.parse(rows(connection, call.text, call.parameters))
         if pid != connection.info.backend_pid:
             # A pooler stands between, and may hand the next statement to another server process.
@@ -87,7 +87,7 @@ class AsyncPooled(psycopg.AsyncConnection[Any]):
     @staticmethod
     async def configure(connection: "AsyncPooled") -> None:
         """Adapt a new connection to what it is connected to."""
-        call = inspection.session()
+        call = inspection.session(connection.info.backend_pid)
         pid, isolation = call.parse(await async_rows(connection, call.text, call.parameters))
         if pid != connection.info.backend_pid:
             connection.prepare_threshold = None

@@ -13,11 +13,12 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import psycopg
 
-from bartleby import calls, telemetry
+from bartleby import calls, inspection, telemetry
 from bartleby.breaker import Storm, Window
 from bartleby.calls import Call
 from bartleby.errors import BartlebyError, InvalidArgument, LeaseLost
@@ -110,7 +111,7 @@ class Settler:
     async def _settle(self, held: Held) -> None:
         done, failed, released = held.take()
         try:
-            await self._watch(held, len(done), failed, released)
+            await self._watch(held, len(done), failed)
             if done:
                 whole = len(done) == held.size
                 await self._acked(held, None if whole else done, len(done))
@@ -129,7 +130,6 @@ class Settler:
         held: Held,
         done: int,
         failed: Sequence[tuple[Message, Failed]],
-        released: Sequence[tuple[Message, Released]],
     ) -> None:
         # The breaker opens before the failures are reported: they are the outage's, and cost no attempt.
         window = self._windows.setdefault(held.queue, Window())
@@ -140,10 +140,7 @@ class Settler:
             if failure.suspicion:
                 report = failure.report
                 window.failed(message.id, failure.suspicion, f"{report.error_type}: {report.error}", now)
-        for message, release in released:
-            if release.suspicion:
-                window.failed(message.id, release.suspicion, release.why, now)
-        if (failed or released) and (storm := window.storm(now)) is not None:
+        if failed and (storm := window.storm(now)) is not None:
             if await self._opened(held, storm):
                 self.storms.add(held.queue)
                 telemetry.warning(
@@ -168,11 +165,18 @@ class Settler:
             self.counts["done"] += count
 
     async def _failed(self, held: Held, failed: list[tuple[Message, Failed]]) -> None:
-        reports = [each.report for _, each in failed]
+        states = {each.sqlstate for _, each in failed if each.sqlstate is not None}
+        told = {state for state in states if await self._insist(held, inspection.server_trouble(held.id, state))}
+
+        def reports() -> list[Failure]:
+            # made anew for each try: that the last one failed may be the trouble
+            troubled = states if self._link.troubled_at >= held.granted else told
+            return [_blamed(each, ours=each.sqlstate in troubled) for _, each in failed]
+
         try:
-            decisions = await self._insist(held, calls.fail(held.id, reports))
+            decisions = await self._insist(held, lambda: calls.fail(held.id, reports()))
         except _REFUSED:
-            by_position = {report.position: report for report in reports}
+            by_position = {report.position: report for report in reports()}
             await self._one_by_one(
                 held, list(by_position), lambda position: calls.fail(held.id, [by_position[position]])
             )
@@ -235,13 +239,23 @@ class Settler:
                 messages=len(refused),
             )
 
-    async def _insist(self, held: Held, call: Call[T]) -> T:
+    async def _insist(self, held: Held, call: Call[T] | Callable[[], Call[T]]) -> T:
         pause = 0.05
         while True:
             try:
-                return await self._link.run(call)
+                return await self._link.run(call if isinstance(call, Call) else call())
             except (psycopg.Error, OSError) as error:
                 if held.lost or not passing(error):
                     raise
                 await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - spreads load, no secret
                 pause = min(_LONGEST_PAUSE, pause * 2)
+
+
+def _blamed(failed: Failed, *, ours: bool) -> Failure:
+    # What only the handler saw is trouble of another server, or of this message: it is charged like any failure.
+    report = failed.report
+    if failed.sqlstate is None:
+        return report
+    if ours:
+        return replace(report, verdict="release", delay=None, rule=f"{report.rule}, and Bartleby's has it too")
+    return replace(report, rule=f"{report.rule}, but Bartleby's has none")

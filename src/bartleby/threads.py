@@ -18,8 +18,9 @@ from types import FrameType, TracebackType
 from bartleby.deadlines import late, stuck, traceback_of
 from bartleby.execute import Executor, Interrupted, Settlement
 from bartleby.held import Held
-from bartleby.lanes import CANCELLED, Finished, Items, Lane
+from bartleby.lanes import CANCELLED, Finished, Lane
 from bartleby.message import Message
+from bartleby.starting import Begin, Items, begin_all, starts_first, with_others
 
 _TICK = 0.01
 _QUICK = 0.0005
@@ -54,8 +55,8 @@ class Run:
 class ThreadLane(Lane):
     """Runs `def` handlers."""
 
-    def __init__(self, executor: Executor, concurrency: int, batch: int, finished: Finished) -> None:
-        super().__init__(executor, concurrency, batch, finished)
+    def __init__(self, executor: Executor, concurrency: int, batch: int, finished: Finished, begin: Begin) -> None:
+        super().__init__(executor, concurrency, batch, finished, begin)
         self._loop = asyncio.get_running_loop()
         self._changed = threading.Condition()
         self._threads = 0
@@ -176,6 +177,12 @@ class ThreadLane(Lane):
                 self._call_soon(self._free, len(items))
 
     def _settlements(self, items: Items) -> Sequence[Settlement]:
+        if starts_first(items):
+            begun = asyncio.run_coroutine_threadsafe(begin_all(items, self._begin), self._loop).result()
+            return with_others(items, begun, self._called(begun) if begun else ())
+        return self._called(items)
+
+    def _called(self, items: Items) -> Sequence[Settlement]:
         _refresh_django()
         try:
             if self.handler.batch is None:

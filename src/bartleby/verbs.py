@@ -149,6 +149,8 @@ class Verbs:
     version = Verb(inspection.version)
     drift = Verb(inspection.drift)
     facts = Verb(inspection.facts)
+    server_is_young = Verb(inspection.server_is_young)
+    server_trouble = Verb(inspection.server_trouble)
     cost_of_queues = Verb(inspection.cost_of_queues)
     oldest_xmin_holder = Verb(inspection.oldest_xmin_holder)
     segments = Verb(inspection.segments)

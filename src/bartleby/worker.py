@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 import psycopg
 
-from bartleby import calls, telemetry
+from bartleby import calls, inspection, telemetry
 from bartleby.app import Bartleby
 from bartleby.errors import BartlebyError
 from bartleby.execute import Executor
@@ -164,6 +164,8 @@ class Worker:
 
     async def _prepare(self) -> None:
         await self._shared.terms.check_version()
+        if await self._shared.link.run(inspection.server_is_young()):
+            self._shared.link.be_careful()  # the last worker may have gone down with it
         recorder = self._app.recorder()
         for handler in self._handlers:
             await self._shared.terms.prepare(handler.queue)
@@ -174,7 +176,8 @@ class Worker:
         usual = _BATCHES if handler.batch is not None else _COROUTINES if handler.awaited else _THREADS
         concurrency = handler.concurrency or self._concurrency or usual
         kind = CoroutineLane if handler.awaited else ThreadLane
-        return kind(executor, concurrency, self._claim_limit, self._shared.holding.finished)
+        holding = self._shared.holding
+        return kind(executor, concurrency, self._claim_limit, holding.finished, holding.begin)
 
     async def _told_to_stop(self) -> None:
         shared = self._shared

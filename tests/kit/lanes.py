@@ -52,6 +52,10 @@ def lease(size: int, number: int = 7) -> Held:
     return Held(LeaseId(number), "orders", size, 3600, time.monotonic(), solo=False, backlog=Backlog())
 
 
+async def begin(_: Held, __: object) -> bool:
+    return True
+
+
 @pytest.fixture
 def lane_of() -> Iterator[MakeLane]:
     """Make a lane, of coroutines if its handler is awaited, otherwise of threads."""
@@ -61,8 +65,8 @@ def lane_of() -> Iterator[MakeLane]:
         collected = Collected()
         executor = Executor(handler("orders", function, **options), Recorder(), None)
         if inspect.iscoroutinefunction(function):
-            return CoroutineLane(executor, concurrency, 500, collected), collected
-        opened.append(ThreadLane(executor, concurrency, 500, collected))
+            return CoroutineLane(executor, concurrency, 500, collected, begin), collected
+        opened.append(ThreadLane(executor, concurrency, 500, collected, begin))
         return opened[-1], collected
 
     yield make

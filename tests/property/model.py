@@ -70,6 +70,8 @@ class Lease:
     queue: str
     until: float
     solo: bool
+    blamed: frozenset[int]
+    """The messages that are charged if it lapses."""
     pending: dict[int, int]
 
 
@@ -184,7 +186,10 @@ class Model:
         pending = dict(zip(claim.positions, claim.ids, strict=True))
         assert len(pending) == len(claim.messages)
         until = self.now() + self.queues[queue].lease
-        transaction.leases[claim.lease] = Lease(claim.lease, queue, until, solo, pending)
+        alone = solo or len(pending) == 1
+        limited = (number for number in claim.ids if self.budget(self.message(transaction, number)) == 1)
+        blamed = frozenset(claim.ids if alone else limited)
+        transaction.leases[claim.lease] = Lease(claim.lease, queue, until, solo, blamed, pending)
 
     def budget(self, message: Message) -> int:
         return 1 if message.once else message.max_attempts or self.queues[message.queue].max_attempts

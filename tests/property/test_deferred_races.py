@@ -67,7 +67,7 @@ def test_open_sender_of_a_key_does_not_stop_the_reaper(s: Sessions) -> None:
     s.begin().execute(query)
     claim(s.main)
     s.clock.advance(61)
-    assert column(s.hasty(), "select outcome from bartleby.reap()") == ["released"]
+    assert column(s.hasty(), "select outcome from bartleby.reap()") == ["retry"]
 
 
 def test_late_commit_of_many_is_found_whole(s: Sessions) -> None:

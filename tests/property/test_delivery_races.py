@@ -9,7 +9,7 @@ from typing import LiteralString
 import pytest
 
 from tests.kit.plans import change, die
-from tests.kit.sql import Connection, claim, column, reap, value
+from tests.kit.sql import Connection, claim, reap, value
 from tests.property.sessions import BIG, CLOCK, RANGES, Sessions, drain, execute, hole, payloads, send
 
 # Holes
@@ -148,18 +148,21 @@ def test_claim_reads_the_state_under_its_lock(s: Sessions) -> None:
     assert s.blocked(second, first.commit, claim).payloads == [2]
 
 
-def test_server_crash_charges_no_message(s: Sessions) -> None:
+def test_server_crash_charges_only_what_had_to_run_alone(s: Sessions) -> None:
+    """So a statement that crashes PostgreSQL ends after a free start and as many as its crash budget."""
     send(s.main, 1)
-    claim(s.main)
-    s.clock.advance(61)
-    reap(s.main)
-    for _ in range(2):
-        suspect = claim(s.main).one
-        assert (suspect["attempt"], suspect["solo"]) == (1, True)
-        s.main.execute("update bartleby.lease set granted_at = '2000-01-01' where id = %s", [suspect["lease_id"]])
+    for number, outcome in enumerate(("released", "retry", "retry", "dead")):
+        work = claim(s.main).one
+        assert (work["attempt"], work["solo"]) == (max(1, number), number > 0)
+        s.main.execute("update bartleby.lease set granted_at = '2000-01-01' where id = %s", [work["lease_id"]])
         s.clock.advance(61)
-        assert [each["outcome"] for each in reap(s.main)] == ["released"]
-    assert column(s.main, "select outcome from bartleby.attempts where outcome <> 'lost'") == []
+        assert [each["outcome"] for each in reap(s.main)] == [outcome]
+        s.clock.advance(400)
+    ledger = "select error_type, outcome, rule from bartleby.attempts order by failed_at"
+    assert s.main.execute(ledger).fetchall() == [
+        ("WorkerLost", "lost", "the server was restarted"),
+        *[("ServerLost", "crashed", f"crash {number} of 3") for number in (1, 2, 3)],
+    ]
 
 
 # Once

@@ -204,9 +204,9 @@ class TestProbes:
                     sql.ack(conn, work.lease)
                 bad = outcome in {"dead", "bad", "reject"}
                 passed = sql.value(conn, "select passed from bartleby.breaker")
-                assert (until_probe(conn), passed, sql.stats(conn)["dead"]) == ((1, 2, 1) if bad else (2, 0, 0)), (
-                    outcome
-                )
+                # with a limit of 1 its start was recorded: what is lost then is not started again
+                expected = [1, 2, 1] if bad else [2, 0, int(outcome == "lapse")]
+                assert [until_probe(conn), passed, sql.stats(conn)["dead"]] == expected, outcome
                 assert sql.claim(conn, 100).messages == [], outcome
                 for _ in range(0 if bad else 2):
                     sql.ack(conn, probe(conn, clock).lease)
@@ -215,8 +215,9 @@ class TestProbes:
                 assert state(conn) == "closed", outcome
 
     def test_suspect_that_crashes_as_a_probe_is_charged(self, conn: Connection, clock: Clock) -> None:
-        sql.send(conn, 1)
-        sql.claim(conn)
+        sql.send_count(conn, 2)
+        work = sql.claim(conn, 2)
+        sql.ack(conn, work.lease, work.positions[:1])
         clock.advance(61)
         sql.reap(conn)
         open_breaker(conn)
@@ -280,27 +281,31 @@ class TestWaking:
             assert notified(sleeper) == [""], resume
 
 
-def test_message_that_fails_while_it_is_open_goes_back_unchanged(conn: Connection, clock: Clock) -> None:
-    """Messages that were out when it opened, of which one has failed before and is out of time."""
-    sql.create(conn, "q", max_attempts=2, backoff="fixed", base=10, give_up_after=10)
+def test_message_that_fails_while_it_is_open_goes_back_uncharged(conn: Connection, clock: Clock) -> None:
+    """Messages that were out when it opened, of which one has failed before."""
+    sql.create(conn, "q", max_attempts=2, backoff="fixed", base=10, give_up_after=1000)
     sql.send_count(conn, 2)
     work = sql.claim(conn, 2)
     sql.fail(conn, work.lease, {"position": work.positions[0]})
     before = sql.row(conn, "select attempts, first_failed_at from bartleby.deferred")
     clock.advance(60)
     again = sql.claim(conn)
-    for verdict, opens in ((None, open_breaker), ("retry", open_breaker), (None, force_breaker)):
+    clock.stop()
+    for verdict, opens in (
+        (None, open_breaker),
+        ("retry", open_breaker),
+        ("release", open_breaker),
+        (None, force_breaker),
+    ):
         with conn.transaction(force_rollback=True):
             opens(conn)
             for lease, position in ((again.lease, again.positions[0]), (work.lease, work.positions[1])):
                 failure = {"position": position, "verdict": verdict, "rule": "KeyError is transient"}
                 (answer,) = sql.fail(conn, lease, failure)
                 assert (answer["verdict"], answer["retry_at"] is None) == ("retry", False)
-            new = {"attempts": None, "first_failed_at": None}
-            assert sql.rows(conn, "select attempts, first_failed_at from bartleby.deferred order by id") == [
-                before,
-                new,
-            ]
+            new = {"attempts": None, "first_failed_at": sql.value(conn, "select bartleby.clock()")}
+            living = "select attempts, first_failed_at from bartleby.deferred order by id"
+            assert sql.rows(conn, living) == [before, new]
             query = "select attempt, outcome, verdict, rule from bartleby.attempts order by failed_at, message_id"
             rule = "KeyError is transient; attempt {} of 2; not charged: the breaker is open"
             assert sql.rows(conn, query)[1:] == [

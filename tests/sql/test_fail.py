@@ -76,9 +76,9 @@ VERDICTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] 
     "a handler's budget of 4 overrides the queue": ({}, {}, {"max_attempts": 4}, "rrrd exhausted"),
     "a message's budget overrides the handler": ({}, {"max_attempts": 2}, {"max_attempts": 4}, "rd exhausted"),
     "a terminal failure": ({}, {}, {"verdict": "dead"}, "d terminal"),
-    "the queue gives up": (PATIENT | {"give_up_after": 1000}, {}, {}, "rrrd expired"),
+    "the queue gives up": (PATIENT | {"give_up_after": 1250}, {}, {}, "rrrd expired"),
     "the handler's patience overrides the queue": (
-        PATIENT | {"give_up_after": 10}, {}, {"give_up_after": 1000}, "rrrd expired",
+        PATIENT | {"give_up_after": 10}, {}, {"give_up_after": 1250}, "rrrd expired",
     ),
 }  # fmt: skip
 

@@ -23,8 +23,9 @@ def lapse(conn: Connection, clock: Clock) -> list[str]:
 @pytest.fixture
 def suspect(conn: Connection, clock: Clock, q: None) -> int:
     """A message whose first worker died, so that it runs alone from now on."""
-    sent = sql.send(conn, "poison")
-    sql.claim(conn)
+    sent, other = sql.send(conn, "poison"), sql.send(conn, "innocent")
+    work = sql.claim(conn, 2)
+    sql.ack(conn, work.lease, [found["position"] for found in work.messages if found["message_id"] == other])
     assert lapse(conn, clock) == ["released"]
     return sent
 
@@ -150,17 +151,17 @@ def test_suspect_is_charged_only_if_it_had_started(conn: Connection, clock: Cloc
 def test_only_a_lease_of_a_suspect_awaits_its_start(conn: Connection, clock: Clock) -> None:
     sql.send_count(conn, 3)
     batch = confirmed_claim(conn, 3)
-    unconfirmed = "select id from bartleby.lease where unconfirmed"
-    assert sql.column(conn, unconfirmed) == []
-    start(conn, batch.lease)
+    begun = "select id from bartleby.lease where not isempty(started)"
+    assert sql.column(conn, begun) == []
+    assert [message["start_first"] for message in batch.messages] == [False] * 3
     assert lapse(conn, clock) == ["released"]
     assert sql.value(conn, "select bartleby.open_breaker('q', 'storm', '0')")
     clock.advance(2)
     work = confirmed_claim(conn)
-    assert sql.column(conn, unconfirmed + " and probe") == [work.lease]
+    assert sql.column(conn, begun) == []
     for _ in range(2):
         start(conn, work.lease)
-        assert sql.column(conn, unconfirmed) == []
+        assert sql.column(conn, begun + " and probe") == [work.lease]
     sql.ack(conn, work.lease)
     assert sql.value(conn, "select passed from bartleby.breaker") == 1, "and it is a probe of the breaker"
 

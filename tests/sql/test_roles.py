@@ -13,7 +13,8 @@ PRODUCER = {"send", "send_many", "version"}
 WORKER = PRODUCER | {
     "ack", "advance_replays", "channel", "claim", "clock", "extend", "fail", "handled_keys", "idle",
     "lease_length", "leave_duty", "leave_worker", "mark_handled", "open_breaker", "outlook", "prune", "reap", "regroup",
-    "reject", "release", "report_worker", "start", "take_duty", "tally", "turn", "watch",
+    "reject", "release", "report_worker", "server_started_at", "server_trouble",
+    "start", "take_duty", "tally", "turn", "watch",
 }  # fmt: skip
 READER = {
     "audit_anchor", "clock", "count_letters", "depth_elsewhere", "drift", "expiring", "fates", "find_letters",

@@ -49,17 +49,17 @@ def test_message_keeps_all_its_columns_when_carried_over(conn: Connection, clock
     sql.send(conn, "x" * 5000)
     sql.fail_all(conn, sql.claim(conn, 2), verdict="dead")
     conn.execute("select bartleby.replay(array(select message_id from bartleby.dead_letters), 'a', 'b')")
-    sql.fail_all(conn, sql.claim(conn, 2), delay=0)
+    sql.fail_all(conn, sql.claim(conn, 2), delay=0, give_up_after=9999)
     for _ in range(2):
         clock.advance(61)
         conn.execute("select bartleby.reap()")
         clock.advance(1)
-        sql.claim(conn), sql.claim(conn)
+        sql.claim(conn, 2), sql.claim(conn)
     living = (
         "select to_jsonb(l) - 'slot' from bartleby.log l where position in (select position from bartleby.messages)"
     )
     before = sql.column(conn, living + " order by position")
-    assert [(found["cycle"], found["solo"]) for found in before] == [(2, True), (2, True)]
+    assert [(found["cycle"], found["solo"], found["patience"]) for found in before] == [(2, True, "02:46:39")] * 2
     turn(conn, 0)
     turn_until_empty(conn)
     assert sql.column(conn, living) == before

@@ -237,7 +237,7 @@ def test_handler_whose_lease_cannot_be_renewed_is_cancelled_and_the_worker_can_b
             running.join()
         finally:
             proxy.mode = "pass"
-    assert {each.outcome for each in app.client.attempts(sent)} == {"lost"}
+    assert {each.outcome for each in app.client.attempts(sent)} == {"crashed"}
 
 
 # A pooler between

@@ -99,7 +99,7 @@ def test_solo_message_is_not_charged_while_it_waits_for_its_turn(  # noqa: PLR09
     with working(app) as running:
         gate.wait_for_start()
         app.client.resume_queue("orders")
-        until(lambda: value(conn, "select count(*) from bartleby.lease where unconfirmed") == 1)
+        until(lambda: value(conn, "select count(*) from bartleby.lease where solo") == 1)
         app.client.pause_queue("orders")
         if end == "stop":
             running.stop()

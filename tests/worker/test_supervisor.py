@@ -88,7 +88,7 @@ def test_killed_process_is_replaced_its_message_comes_back_and_one_signal_ends_a
         stopped = [event for event in program.events() if event["event"] == "worker.stopped"]
     assert [event["done"] for event in stopped] == [1, 1]
     assert not any(alive(pid) for pid in children)
-    assert value(conn, "select array_agg(outcome) from bartleby.attempts") == ["lost"]
+    assert value(conn, "select array_agg(outcome) from bartleby.attempts") == ["crashed"]
     assert state(conn)[1] == 0
     assert value(conn, "select count(*) from bartleby.messages") == 8
 

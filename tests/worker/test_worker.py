@@ -257,7 +257,7 @@ def test_handler_that_lost_its_lease_is_cancelled(app: Bartleby, conn: Conn, log
         until(lambda: running.worker.counts["done"] == 1)
         assert running.end() == {"done": 1}
     assert log.of("lease.lost")
-    assert [(each.outcome, each.verdict) for each in app.client.attempts(sent)] == [("lost", "retry")]
+    assert [(each.outcome, each.verdict) for each in app.client.attempts(sent)] == [("crashed", "retry")]
     assert state(conn) == (0, 0, 0, 0)
 
 

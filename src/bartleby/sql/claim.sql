@@ -6,9 +6,10 @@
 -- only READ COMMITTED will do. The planner settings pin the index scans: segments are empty one moment and huge the next.
 
 create or replace function bartleby.claim(p_queue text, p_worker text, p_limit integer default 1,
-  p_lease interval default null, p_confirm boolean default false)
+  p_lease interval default null, p_confirm boolean default false, p_max_attempts integer default null,
+  p_at_once boolean default true)
 returns table (lease_id bigint, "position" bigint, message_id bigint, attempt integer, payload jsonb, headers jsonb,
-  key text, generation bigint, created_at timestamptz, solo boolean)
+  key text, generation bigint, created_at timestamptz, solo boolean, start_first boolean)
 language plpgsql security definer rows 100 set search_path = pg_catalog, bartleby, pg_temp
 set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
@@ -24,9 +25,10 @@ declare
   v_floor bigint;
   v_ceiling bigint;
   v_lease_id bigint;
+  v_record boolean;
 begin
   perform bartleby.check_isolation();
-  perform bartleby.check_claim(p_worker, p_limit, p_lease);
+  perform bartleby.check_claim(p_worker, p_limit, p_lease, p_max_attempts);
   select * into v_queue from bartleby.queue q where q.name = p_queue;
   if not found then
     perform bartleby.no_such_queue(p_queue);
@@ -50,8 +52,12 @@ begin
     perform bartleby.no_such_queue(p_queue);
   end if;
   v_recorded := v_reader;
+  v_record := v_queue.record_starts or coalesce(p_max_attempts, v_queue.max_attempts) = 1;
+  if v_record and not p_confirm then
+    perform bartleby.wait_for_disk();
+  end if;
   if v_queue.pgmq then
-    return query select * from bartleby.pgmq_claim(v_queue, v_reader.id, p_worker, p_limit, v_until, p_confirm);
+    return query select * from bartleby.pgmq_claim(v_queue, v_reader.id, p_worker, p_limit, v_until, p_confirm, p_max_attempts, p_at_once);
     if found and v_queue.breaker_state = 'open' then
       perform bartleby.mark_probe(v_queue.id);
     end if;
@@ -65,7 +71,8 @@ begin
       return query
       with batch as materialized (
         select m.position, m.id, m.attempts, m.solo, m.big, m.cycle, m.payload, m.headers, m.key, m.generation,
-          m.created_at
+          m.created_at, m.max_attempts, m.first_failed_at is not null
+            and m.first_failed_at + coalesce(m.patience, v_queue.give_up_after) < v_now as overdue
         from bartleby.log m
         where m.queue = v_queue.id and m.position > v_reader.upper and (v_round = 2 or not exists (
           select from bartleby.deferred d where d.queue = v_queue.id
@@ -74,17 +81,19 @@ begin
       ), stretch as (
         select max(b.position) as last, bool_or(b.cycle is not null) as replayed from batch b
         having count(*) = max(b.position) - v_reader.upper and coalesce(sum(b.big), 0) <= 33554432
-          and bool_or(b.solo) is not true
+          and bool_or(b.solo or b.overdue or (b.max_attempts = 1 or v_queue.record_starts) <> v_record) is not true
       ), granted as (
         insert into bartleby.lease as l (id, granted_at, until, upper, due_at, due_id, worker, pending, late, parked,
-          replayed)
+          replayed, alone, started, max_attempts)
         select v_lease_id, v_now, v_until, s.last, v_reader.due_at, v_reader.due_id, p_worker,
           int8multirange(int8range(v_reader.upper + 1, s.last + 1)), v_reader.late, v_reader.parked,
-          nullif(s.replayed, false)
+          nullif(s.replayed, false), case when s.last = v_reader.upper + 1 and p_at_once and not v_record then true end,
+          case when v_record and not p_confirm then int8multirange(int8range(v_reader.upper + 1, s.last + 1)) end,
+          p_max_attempts
         from stretch s returning l.id
       )
       select g.id, b.position, b.id, coalesce(b.attempts, 0) + 1, b.payload, b.headers, b.key, b.generation,
-        b.created_at, false
+        b.created_at, false, v_record and p_confirm
       from granted g, batch b;
       if found then
         if v_queue.breaker_state = 'open' then
@@ -97,35 +106,18 @@ begin
     v_reader := bartleby.append_due(v_queue, v_reader, v_fresh, v_now, p_limit);
   end loop;
   return query select * from bartleby.claim_past_holes(
-    v_queue, v_recorded, v_reader, v_fresh, v_now, v_until, p_worker, p_limit);
+    v_queue, v_recorded, v_reader, v_fresh, v_now, v_until, p_worker, p_limit, p_confirm, p_max_attempts, p_at_once);
   if found then
-    if p_confirm then
-      update bartleby.lease l set unconfirmed = true where l.id = (bartleby.reader(v_queue.id)).id and l.solo;
-    end if;
     if v_queue.breaker_state = 'open' then
       perform bartleby.mark_probe(v_queue.id);
     end if;
   end if;
 end $$;
-comment on function bartleby.claim(text, text, integer, interval, boolean) is
+comment on function bartleby.claim(text, text, integer, interval, boolean, integer, boolean) is
   'lease up to p_limit messages to a worker; each must be acked, failed, rejected or released before the lease lapses. '
-  'With p_confirm, a message that has to run alone counts as begun only after start()';
-
-create or replace function bartleby.start(p_lease_id bigint) returns void
-language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
-as $$
-begin
-  -- Whoever comes after the lease has lapsed may have given it up: the message would be charged for no run at all.
-  update bartleby.lease l set unconfirmed = null
-  where l.id = p_lease_id and l.unconfirmed and not isempty(l.pending) and l.until >= bartleby.clock();
-  if not found and not exists (select from bartleby.lease l
-    where l.id = p_lease_id and not isempty(l.pending) and l.until >= bartleby.clock()) then
-    perform bartleby.lease_lost(array[p_lease_id]);
-  end if;
-end $$;
-comment on function bartleby.start(bigint) is
-  'the message of this lease, which has to run alone, begins now: if the lease lapses from here on, it is to blame';
+  'With p_confirm, a message that is solo or start_first counts as begun only after start(). p_max_attempts: the limit of '
+  'the handler, before that of the queue. p_at_once: a message that is claimed alone begins at once, so it is charged if '
+  'the lease lapses';
 
 -- A lease that is just being settled is passed over: waiting for it would let the others lapse.
 create or replace function bartleby.extend(p_lease_ids bigint[], p_lease interval) returns void
@@ -214,16 +206,19 @@ begin
 end $$;
 comment on function bartleby.check_isolation() is 'raises an error where an old snapshot would be used';
 
-create or replace function bartleby.check_claim(p_worker text, p_limit integer, p_lease interval) returns void
+create or replace function bartleby.check_claim(p_worker text, p_limit integer, p_lease interval, p_max_attempts integer)
+returns void
 language plpgsql stable
 as $$
 begin
   if p_worker is null or p_limit is null or p_limit not between 1 and 10000 then
     raise exception 'a claim needs the name of a worker and a limit from 1 to 10000' using errcode = 'ZB008';
+  elsif p_max_attempts not between 1 and 32000 then
+    raise exception 'max_attempts is a whole number from 1 to 32000' using errcode = 'ZB008';
   end if;
   perform bartleby.check_lease(p_lease);
 end $$;
-comment on function bartleby.check_claim(text, integer, interval) is 'raises an error for a claim that cannot be made';
+comment on function bartleby.check_claim(text, integer, interval, integer) is 'raises an error for a claim that cannot be made';
 
 create or replace function bartleby.check_lease(p_lease interval) returns void
 language plpgsql immutable

@@ -28,45 +28,56 @@ begin
     select f.*, case
         when f.rejection = 'unacceptable' then 'unacceptable'
         when f.rejection is not null or f.verdict = 'dead' then 'terminal'
-        when v_shielded then null
-        when p_outcome = 'crashed' and f.crashes >= v_queue.crash_budget then 'crashed'
-        when f.attempt >= f.budget then
+        when not f.spared and p_outcome = 'crashed' and f.crashes >= v_queue.crash_budget then 'crashed'
+        when not f.spared and f.attempt >= f.budget then
           case when p_outcome = 'crashed' then 'crashed' else 'exhausted' end
-        when f.retry_at > f.first_failed_at + f.patience then 'expired'
+        when p_outcome = 'expired' or f.retry_at > f.first_failed_at + f.patience then 'expired'
       end as reason
     from (select bartleby.brief(f.error_type) as error_type, bartleby.bounded(f.error) as error, bartleby.bounded(f.traceback) as traceback,
       bartleby.brief(f.fingerprint) as fingerprint, bartleby.brief(f.rule) as rule, bartleby.brief(f.worker_version) as worker_version,
       bartleby.brief(f.handler) as handler, f.verdict, f.reason as rejection, m.position, m.id, m.created_at, m.max_attempts, m.cycle, m.big, m.generation, m.key,
-      m.headers, m.payload, coalesce(m.attempts, 0) + 1 as attempt, coalesce(m.first_failed_at, v_now) as first_failed_at,
-      m.first_failed_at as failed_before, coalesce(m.max_attempts, f.max_attempts, v_queue.max_attempts) as budget,
-      coalesce(make_interval(secs => f.give_up_after), v_queue.give_up_after) as patience,
+      m.headers, m.payload, coalesce(m.attempts, 0) + (p_outcome <> 'expired')::integer as attempt,
+      coalesce(m.first_failed_at, v_now) as first_failed_at,
+      coalesce(m.max_attempts, f.max_attempts, v_queue.max_attempts) as budget, o.patience as own_patience,
+      coalesce(o.patience, v_queue.give_up_after) as patience, r.releases,
+      v_shielded or p_outcome = 'expired' or coalesce(r.releases < 10, false) as spared,
       coalesce(m.crashes, 0) + (p_outcome = 'crashed')::integer as crashes,
-      v_now + coalesce(make_interval(secs => f.delay), bartleby.retry_delay(v_queue, coalesce(m.attempts, 0) + 1)) as retry_at
+      case when p_outcome = 'expired' then coalesce(f.worker, p_lease.worker) else p_lease.worker end as worker,
+      v_now + coalesce(make_interval(secs => f.delay), case when r.releases < 10 then bartleby.release_delay(r.releases)
+        else bartleby.retry_delay(v_queue, coalesce(m.attempts, 0) + 1) end) as retry_at
     from jsonb_to_recordset(p_failures) as f (position bigint, error_type text, error text, traceback text,
       fingerprint text, rule text, worker_version text, handler text, verdict text, delay double precision,
-      max_attempts integer, give_up_after double precision, reason text), lateral (
-      select * from bartleby.log l where l.queue = v_queue.id and l.position = f.position offset 0) m offset 0) f
+      max_attempts integer, give_up_after double precision, reason text, worker text), lateral (
+      select * from bartleby.log l where l.queue = v_queue.id and l.position = f.position offset 0) m, lateral (
+      select coalesce(make_interval(secs => f.give_up_after), case when p_outcome <> 'failed' then m.patience end)) as o (patience),
+      lateral (select case when f.verdict = 'release' and not v_shielded then (select count(*) from bartleby.attempt a
+        where a.message_id = m.id and a.cycle = coalesce(m.cycle, 1) and a.outcome = 'released') end) as r (releases)
+      offset 0) f
   ), ledger as (
     insert into bartleby.attempt (message_id, lease_id, failed_at, retry_at, queue, attempt, cycle, outcome, verdict, rule,
       worker, worker_version, handler, error_type, error, traceback, fingerprint)
     select d.id, p_lease.id, v_now, case when d.reason is null then d.retry_at end, v_queue.id, d.attempt,
-      coalesce(d.cycle, 1), case when d.rejection is null then p_outcome else 'rejected' end,
+      coalesce(d.cycle, 1), case when d.rejection is not null then 'rejected' when d.releases < 10 then 'released'
+        else p_outcome end,
       case when d.reason is null then 'retry' else 'dead' end, concat_ws('; ', d.rule, case
         when d.rejection is not null then 'rejected as ' || d.rejection
         when d.verdict = 'dead' then case when d.rule is null then 'the verdict was dead' end
-        when d.reason = 'expired' then format('give_up_after %s is over', d.patience)
+        when d.reason = 'expired' then format('give_up_after %s is over%s', d.patience,
+          case when p_outcome = 'expired' then ', so it was not run again' else '' end)
+        when d.releases < 10 then format('not charged: release %s of 10', d.releases + 1)
         when p_outcome = 'crashed' and (d.reason is null or d.crashes >= v_queue.crash_budget) then
           format('crash %s of %s', d.crashes, v_queue.crash_budget)
         else format('attempt %s of %s', d.attempt, d.budget) end,
-        case when v_shielded and d.reason is null then 'not charged: the breaker is open' end), p_lease.worker, d.worker_version, d.handler, d.error_type, d.error, d.traceback,
+        case when v_shielded and d.reason is null then 'not charged: the breaker is open'
+          when d.releases >= 10 then 'it was released 10 times' end), d.worker, d.worker_version, d.handler, d.error_type, d.error, d.traceback,
       d.fingerprint
     from decided d
   ), retried as (
     insert into bartleby.deferred (run_at, id, xid, created_at, queue, attempts, crashes, max_attempts, cycle, big, solo,
-      generation, first_failed_at, key, headers, payload)
-    select d.retry_at, d.id, v_xid, d.created_at, v_queue.id, nullif(d.attempt - v_shielded::integer, 0), nullif(d.crashes, 0),
-      d.max_attempts, d.cycle, d.big, nullif(p_outcome = 'crashed', false), d.generation,
-      case when v_shielded then d.failed_before else d.first_failed_at end, d.key, d.headers, d.payload
+      generation, first_failed_at, patience, key, headers, payload)
+    select d.retry_at, d.id, v_xid, d.created_at, v_queue.id, nullif(d.attempt - d.spared::integer, 0), nullif(d.crashes, 0),
+      d.max_attempts, d.cycle, d.big, nullif(p_outcome = 'crashed', false), d.generation, d.first_failed_at, d.own_patience,
+      d.key, d.headers, d.payload
     from decided d where d.reason is null
   ), buried as (
     insert into bartleby.dead_letter as l (message_id, queue, group_id, status, status_at, reason, created_at,
@@ -74,7 +85,7 @@ begin
       fingerprint, worker, worker_version, key, headers, payload)
     select d.id, v_queue.id, case when not g.ruled then g.id end, 'dead', v_now, d.reason, d.created_at,
       d.first_failed_at, v_now, d.attempt, d.crashes, coalesce(d.cycle, 1), d.max_attempts, d.generation, d.big,
-      d.error_type, d.error, d.fingerprint, p_lease.worker, d.worker_version, d.key, d.headers, d.payload
+      d.error_type, d.error, d.fingerprint, d.worker, d.worker_version, d.key, d.headers, d.payload
     from decided d left join bartleby.failure_group g on g.queue = v_queue.id
       and g.fingerprint = bartleby.group_key(d.fingerprint, d.error_type, d.reason)
     where d.reason is not null
@@ -101,6 +112,11 @@ begin
 end $$;
 comment on function bartleby.decide(bartleby.lease, text, jsonb) is
   'apply the verdict on failures whose positions were taken out of a lease';
+
+create or replace function bartleby.release_delay(p_releases bigint) returns interval
+language sql volatile
+as $$ select make_interval(secs => least(300, 2 ^ (p_releases + 1)) * (0.5 + random() / 2)) $$;
+comment on function bartleby.release_delay(bigint) is 'how long to wait after a failure that the server is to blame for: 2 seconds, then 4 … 300';
 
 create or replace function bartleby.settle_failed_probe(p_lease bartleby.lease, p_failures jsonb) returns void
 language plpgsql

@@ -4,6 +4,32 @@
 -- behind that mark: its xid is in `late`, and its rows are looked up by xid once it has ended. Rows of deferred are
 -- never updated, so they can be deleted by their place; `offset 0` keeps the planner from joining the other way round.
 
+create table if not exists bartleby.deferred (
+  run_at timestamptz not null,
+  id bigint not null,
+  xid bigint not null,
+  created_at timestamptz not null,
+  queue integer not null,
+  attempts smallint,
+  crashes smallint,
+  max_attempts smallint,
+  cycle integer,
+  big integer,
+  solo boolean,
+  generation bigint,
+  first_failed_at timestamptz,
+  patience interval,
+  key text,
+  headers jsonb,
+  payload jsonb not null
+) with (autovacuum_vacuum_scale_factor = 0.02);
+comment on table bartleby.deferred is 'messages that wait for a time: delayed sends and retries';
+comment on column bartleby.deferred.xid is 'the transaction that wrote it';
+create unique index if not exists deferred_due on bartleby.deferred (queue, run_at, id);
+-- the xid first, so that no plan can take this index for one that finds the messages of a queue
+create index if not exists deferred_xid on bartleby.deferred (xid, queue);
+create index if not exists deferred_patience on bartleby.deferred (queue, run_at) where patience is not null;
+
 create or replace function bartleby.append_due(p_queue bartleby.queue, p_reader bartleby.lease, p_fresh boolean,
   p_now timestamptz, p_limit integer) returns bartleby.lease
 language plpgsql
@@ -42,10 +68,10 @@ begin
     delete from bartleby.deferred d where d.ctid = any (array(select due.place from due)) returning d.*
   ), appended as (
     insert into bartleby.log (position, id, created_at, queue, slot, attempts, crashes, max_attempts, cycle, big, solo,
-      generation, first_failed_at, key, headers, payload)
+      generation, first_failed_at, patience, key, headers, payload)
     select nextval(p_queue.positions), g.id, g.created_at, g.queue, (select s.slot from bartleby.segment s where s.current),
-      g.attempts, g.crashes, g.max_attempts, g.cycle, g.big, g.solo, g.generation, g.first_failed_at, g.key, g.headers,
-      g.payload
+      g.attempts, g.crashes, g.max_attempts, g.cycle, g.big, g.solo, g.generation, g.first_failed_at, g.patience, g.key,
+      g.headers, g.payload
     from (select * from gone order by run_at, id) g
   )
   select l.run_at, l.id, (select count(*) from due d where d.late), pg_current_snapshot()

@@ -24,7 +24,7 @@ create table if not exists bartleby.attempt (
   primary key (message_id, id)
 );
 comment on table bartleby.attempt is 'the ledger: one row per attempt that failed, was rejected, was lost or took its worker along';
-comment on column bartleby.attempt.outcome is 'failed, rejected, crashed, or lost and not charged';
+comment on column bartleby.attempt.outcome is 'failed, rejected, crashed, expired before it could run again, or released or lost and not charged';
 comment on column bartleby.attempt.rule is 'what decided the verdict';
 -- for those that grow old alone: what a message died of goes with its letter
 create index if not exists attempt_queue on bartleby.attempt (queue, failed_at) where verdict <> 'dead';

@@ -11,9 +11,10 @@
 -- another cluster (a restored dump) and have ended.
 
 create or replace function bartleby.claim_past_holes(p_queue bartleby.queue, p_recorded bartleby.lease,
-  p_reader bartleby.lease, p_fresh boolean, p_now timestamptz, p_until timestamptz, p_worker text, p_limit integer)
+  p_reader bartleby.lease, p_fresh boolean, p_now timestamptz, p_until timestamptz, p_worker text, p_limit integer,
+  p_confirm boolean, p_max_attempts integer, p_at_once boolean)
 returns table (lease_id bigint, "position" bigint, message_id bigint, attempt integer, payload jsonb, headers jsonb,
-  key text, generation bigint, created_at timestamptz, solo boolean)
+  key text, generation bigint, created_at timestamptz, solo boolean, start_first boolean)
 language plpgsql
 as $$
 #variable_conflict use_column
@@ -22,9 +23,11 @@ declare
   v_new bartleby.lease := bartleby.fetch_parked(p_queue, p_reader, p_fresh, p_now);
   v_probe bartleby.probe;
   v_got int8multirange;
+  v_first int8multirange;
 begin
-  v_probe := bartleby.probe_log(p_queue.id, v_new, p_limit);
+  v_probe := bartleby.probe_log(p_queue, v_new, p_limit, p_now, p_max_attempts);
   v_got := bartleby.ranges(v_probe.positions);
+  v_first := bartleby.ranges(v_probe.first) * v_got;
   v_new := bartleby.bury_holes(p_queue, v_new, v_probe, v_got, p_fresh, p_now);
   v_new.upper := greatest(p_reader.upper, v_probe.positions[cardinality(v_probe.positions)]);
   if p_limit > 0 and isempty(v_got) and v_tail > v_new.upper
@@ -39,20 +42,31 @@ begin
   end if;
   v_new.id := bartleby.next_lease_id(p_queue.id, p_recorded.id);
   insert into bartleby.lease (id, granted_at, until, upper, due_at, due_id, holes_since, solo, replayed, worker, pending,
-    late, holes, owners, young, parked)
+    late, holes, owners, young, parked, alone, started, max_attempts)
   values (v_new.id, p_now, p_until, v_new.upper, v_new.due_at, v_new.due_id, v_new.holes_since, v_probe.solo,
-    v_probe.replayed, p_worker, v_got, v_new.late, v_new.holes, v_new.owners, v_new.young, v_new.parked);
+    v_probe.replayed, p_worker, v_got, v_new.late, v_new.holes, v_new.owners, v_new.young, v_new.parked,
+    case when cardinality(v_probe.positions) = 1 and p_at_once and isempty(v_first) then true end,
+    case when not p_confirm and not isempty(v_first) then v_first end, p_max_attempts);
+  if not p_confirm and not isempty(v_first) then
+    perform bartleby.wait_for_disk();
+  end if;
+  if v_probe.overdue && v_probe.positions then
+    v_probe.overdue := array(select p from unnest(v_probe.overdue) p where p = any (v_probe.positions));
+    perform bartleby.give_up(v_new.id, v_probe.overdue);
+  end if;
   return query
   select v_new.id, m.position, m.id, coalesce(m.attempts, 0) + 1, m.payload, m.headers, m.key, m.generation, m.created_at,
-    coalesce(m.solo, false)
-  from bartleby.log m where m.queue = p_queue.id and m.position = any (v_probe.positions) order by m.position;
+    coalesce(m.solo, false), p_confirm and v_first @> m.position and m.solo is not true
+  from bartleby.log m where m.queue = p_queue.id and m.position = any (v_probe.positions)
+    and (m.position = any (v_probe.overdue)) is not true
+  order by m.position;
 end $$;
 comment on function bartleby.claim_past_holes(bartleby.queue, bartleby.lease, bartleby.lease, boolean, timestamptz,
-  timestamptz, text, integer) is 'claim when there are holes, or messages that run alone';
+  timestamptz, text, integer, boolean, integer, boolean) is 'claim when there are holes, or messages that run alone';
 
 -- Rows and snapshot come from one statement: between two, a commit would be missed.
-create or replace function bartleby.probe_log(p_queue integer, p_reader bartleby.lease, p_limit integer)
-returns bartleby.probe
+create or replace function bartleby.probe_log(p_queue bartleby.queue, p_reader bartleby.lease, p_limit integer,
+  p_now timestamptz, p_max_attempts integer) returns bartleby.probe
 language plpgsql
 as $$
 declare
@@ -61,17 +75,19 @@ declare
   v_gapless integer;
 begin
   with seen as (
-    (select m.position, m.solo, m.big, m.cycle, true as passed
+    (select m.position, m.solo, m.big, m.cycle, m.max_attempts, m.first_failed_at, m.patience, true as passed
     from unnest(coalesce(p_reader.holes, '{}') + coalesce(p_reader.young, '{}')) h, lateral (
-      select l.position, l.solo, l.big, l.cycle from bartleby.log l
-      where l.queue = p_queue and l.position >= lower(h) and l.position < upper(h)
+      select l.position, l.solo, l.big, l.cycle, l.max_attempts, l.first_failed_at, l.patience from bartleby.log l
+      where l.queue = p_queue.id and l.position >= lower(h) and l.position < upper(h)
       order by l.position limit p_limit) m
     limit p_limit)
     union all
-    (select m.position, m.solo, m.big, m.cycle, false from bartleby.log m
-    where m.queue = p_queue and m.position > p_reader.upper order by m.position limit p_limit)
+    (select m.position, m.solo, m.big, m.cycle, m.max_attempts, m.first_failed_at, m.patience, false from bartleby.log m
+    where m.queue = p_queue.id and m.position > p_reader.upper order by m.position limit p_limit)
   ), ordered as (
-    select s.*, row_number() over w as n, count(*) filter (where s.solo) over w as solos, sum(s.big) over w as bytes,
+    select s.position, s.solo, s.big, s.cycle, s.passed, row_number() over w as n,
+      s.solo or p_queue.record_starts or coalesce(s.max_attempts, p_max_attempts, p_queue.max_attempts) = 1 as first,
+      s.first_failed_at + coalesce(s.patience, p_queue.give_up_after) < p_now as overdue, count(*) filter (where s.solo) over w as solos, sum(s.big) over w as bytes,
       count(*) filter (where s.passed) over () as passed_rows
     from seen s window w as (order by s.position)
   ), taken as (
@@ -81,8 +97,10 @@ begin
   select array_agg(t.position order by t.position), count(*) filter (where t.passed),
     count(*) filter (where not t.passed and t.gapless),
     coalesce(max(t.passed_rows), 0) < p_limit and count(*) >= coalesce(max(t.passed_rows), 0),
-    bool_or(t.solo), bool_or(t.cycle is not null), pg_current_snapshot()
-  into v_probe.positions, v_passed, v_gapless, v_probe.whole, v_probe.solo, v_probe.replayed, v_probe.snapshot
+    bool_or(t.solo), bool_or(t.cycle is not null), pg_current_snapshot(),
+    array_agg(t.position) filter (where t.first), array_agg(t.position) filter (where t.overdue)
+  into v_probe.positions, v_passed, v_gapless, v_probe.whole, v_probe.solo, v_probe.replayed, v_probe.snapshot,
+    v_probe.first, v_probe.overdue
   from taken t;
   -- A gap late in the stretch is probably a sender about to commit: stop before it rather than remember it.
   if v_gapless * 2 >= cardinality(v_probe.positions) - v_passed then
@@ -92,7 +110,7 @@ begin
   v_probe.replayed := nullif(v_probe.replayed, false);
   return v_probe;
 end $$;
-comment on function bartleby.probe_log(integer, bartleby.lease, integer) is
+comment on function bartleby.probe_log(bartleby.queue, bartleby.lease, integer, timestamptz, integer) is
   'the messages to hand out next: holes that have become visible, then the next stretch';
 
 create or replace function bartleby.bury_holes(p_queue bartleby.queue, p_reader bartleby.lease, p_probe bartleby.probe,

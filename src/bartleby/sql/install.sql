@@ -18,10 +18,12 @@
 \ir requests.sql
 \ir breaker.sql
 \ir claim.sql
+\ir starting.sql
 \ir holes.sql
 \ir due.sql
 \ir settle.sql
 \ir dead_letters.sql
+\ir giving_up.sql
 \ir cloud_events.sql
 \ir relaying.sql
 \ir alarms.sql

@@ -3,9 +3,9 @@
 -- what somebody else has read since is theirs: its vt is later than that of our lease.
 
 create or replace function bartleby.pgmq_claim(p_queue bartleby.queue, p_newest bigint, p_worker text, p_limit integer,
-  p_until timestamptz, p_confirm boolean)
+  p_until timestamptz, p_confirm boolean, p_max_attempts integer, p_at_once boolean)
 returns table (lease_id bigint, "position" bigint, message_id bigint, attempt integer, payload jsonb, headers jsonb,
-  key text, generation bigint, created_at timestamptz, solo boolean)
+  key text, generation bigint, created_at timestamptz, solo boolean, start_first boolean)
 language plpgsql rows 100
 as $$
 #variable_conflict use_column
@@ -20,17 +20,24 @@ begin
     where not exists (select from bartleby.pgmq_message k where k.queue = p_queue.id and k.msg_id = r.msg_id)
     on conflict (queue, msg_id) where msg_id is not null do update set queue = excluded.queue  -- known since this began
     returning message_id, msg_id, generation
+  ), beginning as (
+    select r.msg_id, r.solo or p_queue.record_starts or coalesce(k.max_attempts, p_max_attempts, p_queue.max_attempts) = 1 as first
+    from read r left join bartleby.pgmq_message k on k.queue = p_queue.id and k.msg_id = r.msg_id
   ), granted as (  -- as if it had been dead: then ack() asks what has to follow
-    insert into bartleby.lease as l (id, granted_at, until, upper, due_at, due_id, worker, pending, replayed, solo, unconfirmed)
+    insert into bartleby.lease as l (id, granted_at, until, upper, due_at, due_id, worker, pending, replayed, solo, alone,
+      started, max_attempts)
     select bartleby.next_lease_id(p_queue.id, p_newest), bartleby.clock(), p_until, 0, '-infinity', 0, p_worker,
-      bartleby.ranges(array_agg(r.msg_id)), true, nullif(bool_or(r.solo), false), nullif(bool_or(r.solo) and p_confirm, false)
-    from read r having count(*) > 0 returning l.id)
+      bartleby.ranges(array_agg(r.msg_id)), true, nullif(bool_or(r.solo), false),
+      case when count(*) = 1 and p_at_once and not bool_or(b.first) then true end,
+      case when not p_confirm and bool_or(b.first) then bartleby.ranges(array_agg(b.msg_id) filter (where b.first)) end, p_max_attempts
+    from read r join beginning b on b.msg_id = r.msg_id having count(*) > 0 returning l.id)
   select g.id, r.msg_id, coalesce(n.message_id, k.message_id), r.read_ct, coalesce(r.message, 'null'),
-    bartleby.pgmq_plain(r.headers), null::text, coalesce(n.generation, k.generation), r.enqueued_at, r.solo
-  from granted g, read r left join known n on n.msg_id = r.msg_id
+    bartleby.pgmq_plain(r.headers), null::text, coalesce(n.generation, k.generation), r.enqueued_at, r.solo,
+    p_confirm and b.first and not r.solo
+  from granted g, read r join beginning b on b.msg_id = r.msg_id left join known n on n.msg_id = r.msg_id
   left join bartleby.pgmq_message k on k.queue = p_queue.id and k.msg_id = r.msg_id order by r.msg_id;
 end $$;
-comment on function bartleby.pgmq_claim(bartleby.queue, bigint, text, integer, timestamptz, boolean) is 'lease messages of pgmq; see claim()';
+comment on function bartleby.pgmq_claim(bartleby.queue, bigint, text, integer, timestamptz, boolean, integer, boolean) is 'lease messages of pgmq; see claim()';
 
 -- One that may have killed its worker is read alone.
 create or replace function bartleby.pgmq_next(p_queue bartleby.queue, p_vt integer, p_qty integer)
@@ -73,9 +80,8 @@ begin
       select f.*, case when not f.ours then null
           when f.rejection = 'unacceptable' then 'unacceptable'
           when f.rejection is not null or f.verdict = 'dead' then 'terminal'
-          when $6 then null
-          when f.crashes >= ($1).crash_budget then 'crashed'
-          when f.read_ct >= f.budget then 'exhausted'
+          when not f.spared and f.crashes >= ($1).crash_budget then 'crashed'
+          when not f.spared and f.read_ct >= f.budget then case $4 when 'crashed' then 'crashed' else 'exhausted' end
           when f.again_at > f.first_failed_at + coalesce(make_interval(secs => f.give_up_after), ($1).give_up_after) then 'expired'
         end as reason
       from (
@@ -84,29 +90,36 @@ begin
           $2 = 0 or m.vt <= (select l.until + interval '2 seconds' from bartleby.lease l where l.id = $2) as ours,
           m.read_ct, k.message_id, k.cycle, h.crashes + ($4 = 'crashed')::integer as crashes,
           coalesce(h.first_failed_at, $7) as first_failed_at, least(k.max_attempts, f.max_attempts) as budget,
-          $7 + coalesce(make_interval(secs => f.delay), bartleby.retry_delay($1, m.read_ct)) as again_at
+          r.releases, $6 or coalesce(r.releases < 10, false) as spared,
+          $7 + coalesce(make_interval(secs => f.delay), case when r.releases < 10 then bartleby.release_delay(r.releases)
+            else bartleby.retry_delay($1, m.read_ct) end) as again_at
         from jsonb_to_recordset($5) as f (position bigint, error_type text, error text, traceback text, fingerprint text,
           rule text, worker_version text, handler text, verdict text, delay double precision, max_attempts integer,
           give_up_after double precision, reason text)
         join %1$s m on m.msg_id = f.position join bartleby.pgmq_message k on k.queue = ($1).id and k.msg_id = m.msg_id, lateral (
           select count(*) filter (where a.outcome = 'crashed') as crashes, min(a.failed_at) as first_failed_at
-          from bartleby.attempt a where a.message_id = k.message_id and a.cycle = k.cycle) h
+          from bartleby.attempt a where a.message_id = k.message_id and a.cycle = k.cycle) h, lateral (
+          select case when f.verdict = 'release' and not $6 then (select count(*) from bartleby.attempt a
+            where a.message_id = k.message_id and a.cycle = k.cycle and a.outcome = 'released') end as releases) r
         for update of m) as f  -- so that nobody reads it between the look and the verdict
     ), ledger as (
       insert into bartleby.attempt (message_id, lease_id, failed_at, retry_at, queue, attempt, cycle, outcome, verdict, rule,
         worker, worker_version, handler, error_type, error, traceback, fingerprint)
       select d.message_id, $2, $7, case when d.reason is null then d.again_at end, ($1).id, least(d.read_ct, 32767), d.cycle,
-        case when d.rejection is null then $4 else 'rejected' end, 'retry', concat_ws('; ', d.rule, case
+        case when d.rejection is not null then 'rejected' when d.releases < 10 then 'released' else $4 end, 'retry',
+        concat_ws('; ', d.rule, case
           when d.rejection is not null then 'rejected as ' || d.rejection
+          when d.releases < 10 then format('not charged: release %%s of 10', d.releases + 1)
           when $4 = 'crashed' then format('crash %%s of %%s', d.crashes, ($1).crash_budget)
           else format('attempt %%s of %%s', d.read_ct, coalesce(d.budget, ($1).max_attempts)) end,
           case when not d.ours then 'too late: somebody else has it'
-            when $6 and d.reason is null then 'not charged: the breaker is open' end),
+            when $6 and d.reason is null then 'not charged: the breaker is open'
+            when d.releases >= 10 then 'it was released 10 times' end),
         $3, d.worker_version, left(d.handler, 300), d.error_type, bartleby.bounded(d.error), bartleby.bounded(d.traceback), d.fingerprint
       from decided d
     ), hidden as (
-      update %1$s m set read_ct = greatest(0, m.read_ct - $6::integer),
-        vt = case when m.read_ct >= ($1).max_attempts and not $6 then $7 else d.again_at end
+      update %1$s m set read_ct = greatest(0, m.read_ct - d.spared::integer),
+        vt = case when m.read_ct >= ($1).max_attempts and not d.spared then $7 else d.again_at end
       from decided d where m.msg_id = d.position and d.reason is null and d.ours
     ), marked as (
       update bartleby.pgmq_message k set solo = nullif($4 = 'crashed', false) from decided d

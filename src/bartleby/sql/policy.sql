@@ -11,11 +11,11 @@ declare
 begin
   update bartleby.queue q
   set (max_attempts, crash_budget, payload_limit, backoff, jitter, base, cap, lease, retention, give_up_after, factor,
-    schedule, dead_letter_to, invalid_to, breaker, payload_retention, approve_above)
+    schedule, dead_letter_to, invalid_to, breaker, payload_retention, approve_above, record_starts)
     = (select v_queue.max_attempts, v_queue.crash_budget, v_queue.payload_limit, v_queue.backoff, v_queue.jitter,
       v_queue.base, v_queue.cap, v_queue.lease, v_queue.retention, v_queue.give_up_after, v_queue.factor,
       v_queue.schedule, v_queue.dead_letter_to, v_queue.invalid_to, v_queue.breaker, v_queue.payload_retention,
-      v_queue.approve_above)
+      v_queue.approve_above, v_queue.record_starts)
   where q.id = v_queue.id;
   if v_queue.breaker = 'off' and v_queue.breaker_state = 'open' then
     perform bartleby.end_storm(v_queue, jsonb_build_object('reason', 'the policy says off'));
@@ -70,13 +70,14 @@ begin
       when 'factor' then v_queue.factor := bartleby.policy_number(v_key, v_value, 1, 1000);
       when 'schedule' then v_queue.schedule := bartleby.policy_schedule(v_key, v_value);
       when 'breaker' then v_queue.breaker := bartleby.policy_choice(v_key, v_value, '{auto,off}');
+      when 'record_starts' then v_queue.record_starts := bartleby.policy_boolean(v_key, v_value);
       when 'dead_letter_to' then v_queue.dead_letter_to := bartleby.policy_route(v_key, v_value, p_queue.name);
       when 'invalid_to' then v_queue.invalid_to := bartleby.policy_route(v_key, v_value, p_queue.name);
       else
         raise exception 'unknown policy key: %', quote_literal(left(v_key, 80)) using errcode = 'ZB003',
           hint = 'known keys: max_attempts, backoff, base, factor, cap, jitter, schedule, lease, crash_budget, '
             'give_up_after, dead_letter_to, invalid_to, retention, payload_retention, approve_above, payload_limit, '
-            'breaker';
+            'breaker, record_starts';
     end case;
   end loop;
   if v_queue.backoff = 'schedule' and v_queue.schedule is null then
@@ -119,6 +120,17 @@ begin
   return v_number;
 end $$;
 comment on function bartleby.policy_integer(text, jsonb, integer, integer) is 'a whole number of a policy';
+
+create or replace function bartleby.policy_boolean(p_key text, p_value jsonb) returns boolean
+language plpgsql immutable
+as $$
+begin
+  if jsonb_typeof(p_value) is distinct from 'boolean' then
+    perform bartleby.bad_policy(p_key, p_value, 'true or false');
+  end if;
+  return p_value::boolean;
+end $$;
+comment on function bartleby.policy_boolean(text, jsonb) is 'a yes or no of a policy';
 
 create or replace function bartleby.policy_choice(p_key text, p_value jsonb, p_choices text[]) returns text
 language plpgsql immutable

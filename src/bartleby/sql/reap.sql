@@ -1,8 +1,8 @@
 -- Reap: leases that lapsed. An attempt counts when it is claimed, but a claim is a batch, and one poisonous message must
--- not take its neighbours to the grave. So a lapsed lease charges nobody: its messages come back marked solo, and a solo
--- message is leased alone. If that lease lapses too, the message was the culprit and the attempt is charged. A lease
--- granted before the server's last start charges nobody either: that crash was the server's. Nor does one whose worker
--- promised to say when it begins, and never did.
+-- not take its neighbours to the grave. So a lapsed lease of several charges nobody: they come back marked solo, and a
+-- solo message is leased alone. If that lease lapses too, the message was the culprit and the attempt is charged, as is
+-- one that was the only one of its lease, or whose start is recorded. A lease granted before the server's last start
+-- charges only for starts that are recorded: they are on disk, and a statement that crashes PostgreSQL must end as well.
 -- Leases of one queue commit in the order of their ids, since claims come one after another. So each is looked at once,
 -- and then only those that were open; what is settled is deleted. The cost does not grow with what cannot be vacuumed.
 
@@ -80,6 +80,7 @@ begin
     outcome := bartleby.reap_lease(v_lease);
     return next;
   end loop;
+  perform bartleby.give_up_deferred(p_queue, v_now);
   if v_newest - 1 is distinct from v_sweep.upto or v_open is distinct from v_sweep.open then
     delete from bartleby.sweep s where s.queue = v_sweep.queue and s.id = v_sweep.id;
     insert into bartleby.sweep (queue, upto, open, looked_back_at, looked_back_xid)
@@ -98,19 +99,31 @@ as $$
 declare
   v_lease bartleby.lease := bartleby.take(p_lease.id, p_lease.pending);
   v_by_server boolean := p_lease.granted_at < bartleby.server_started_at();
-  v_excuse text := case when v_by_server then 'the server was restarted'
-    when p_lease.unconfirmed then 'it never began to run' end;
+  v_blamed int8multirange := v_lease.pending * case when v_lease.alone and not v_by_server then v_lease.pending
+    else coalesce(v_lease.started, '{}') end;
+  v_spared int8multirange := v_lease.pending - v_blamed;
+  v_outcome text := 'released';
 begin
-  if v_lease.solo and v_excuse is null then
-    return (select d.verdict from bartleby.decide(v_lease, 'crashed', jsonb_build_array(jsonb_build_object(
-      'position', lower(v_lease.pending), 'error_type', 'WorkerLost',
-      'error', format('worker %s stopped answering while it ran this message alone', v_lease.worker)))) d);
+  if not isempty(v_blamed) then
+    v_lease.pending := v_blamed;
+    select min(d.verdict) into v_outcome from bartleby.decide(v_lease, 'crashed', (
+      select jsonb_agg(jsonb_build_object('position', p, 'max_attempts', v_lease.max_attempts,
+        'error_type', case when v_by_server then 'ServerLost' else 'WorkerLost' end,
+        'error', format(case when v_by_server then 'the server went down while worker %s ran this message'
+          else 'worker %s stopped answering while it ran this message' end || case when v_lease.solo then ' alone' else '' end,
+          v_lease.worker)))
+      from unnest(v_blamed) r, generate_series(lower(r), upper(r) - 1) p)) d;
   end if;
-  perform bartleby.put_back(v_lease, bartleby.clock(), case when not v_by_server then true end);
-  perform bartleby.record_loss(v_lease, coalesce(v_excuse, 'nobody is charged before it ran alone'));
-  return 'released';
+  if not isempty(v_spared) then
+    v_lease.pending := v_spared;
+    perform bartleby.put_back(v_lease, bartleby.clock(), true);
+    perform bartleby.record_loss(v_lease, case when v_by_server then 'the server was restarted'
+      when v_lease.solo then 'it never began to run' else 'nobody is charged before it ran alone' end);
+  end if;
+  return v_outcome;
 end $$;
-comment on function bartleby.reap_lease(bartleby.lease) is 'take back one lapsed lease';
+comment on function bartleby.reap_lease(bartleby.lease) is
+  'take back one lapsed lease; returns the worst that became of its messages: dead, retry, or released, which charges nobody';
 
 -- The clock of the server may be set back, and forward again, while nobody claims: a message deferred in between lies
 -- behind the reader's mark. Then the mark is lifted, and the next claim looks at everything that is due. Only what was
@@ -148,12 +161,25 @@ comment on function bartleby.look_back(bartleby.queue, timestamptz, bigint) is
 -- A killed backend makes the server start anew within its postmaster; that shows in the checkpointer's start, to those
 -- who may read all statistics.
 create or replace function bartleby.server_started_at() returns timestamptz
-language sql stable
+language sql stable security definer set search_path = pg_catalog, bartleby, pg_temp
 as $$
   select greatest(pg_postmaster_start_time(), max(a.backend_start)) from pg_stat_activity a
   where a.backend_type = 'checkpointer'
 $$;
 comment on function bartleby.server_started_at() is 'when the server last started, be it after a crash';
+
+create or replace function bartleby.server_trouble(p_lease_id bigint, p_sqlstate text) returns boolean
+language sql stable security definer set search_path = pg_catalog, bartleby, pg_temp
+as $$
+  select current_setting('transaction_read_only') = 'on'
+    or exists (select from bartleby.lease l where l.id = p_lease_id and l.granted_at < bartleby.server_started_at())
+    or p_sqlstate = '53300' and (select count(*) from pg_stat_activity a where a.backend_type = 'client backend')
+      >= current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer
+        - coalesce(current_setting('reserved_connections', true), '0')::integer
+$$;
+comment on function bartleby.server_trouble(bigint, text) is
+  'whether this server takes no writes, was restarted since a lease was granted, or has no connections left, where p_sqlstate '
+  'speaks of that';
 
 create or replace function bartleby.open_leases(p_queue integer) returns table (id bigint, pending int8multirange)
 language sql stable rows 10 set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -202,6 +228,6 @@ begin
     return;
   end if;
   v_reader := bartleby.reader(v_queue.id);
-  perform bartleby.claim_past_holes(v_queue, v_reader, v_reader, true, bartleby.clock(), bartleby.clock(), '', 0);
+  perform bartleby.claim_past_holes(v_queue, v_reader, v_reader, true, bartleby.clock(), bartleby.clock(), '', 0, true, null, false);
 end $$;
 comment on function bartleby.name_owners() is 'find out who can own the holes of a queue';

@@ -118,9 +118,10 @@ begin
     where m.slot = p_slot and m.queue = s.queue and m.position = s.position returning m.*
   )
   insert into bartleby.log (position, id, created_at, queue, slot, attempts, crashes, max_attempts, cycle, big, solo,
-    generation, first_failed_at, key, headers, payload)
+    generation, first_failed_at, patience, key, headers, payload)
   select m.position, m.id, m.created_at, m.queue, (select s.slot from bartleby.segment s where s.current), m.attempts,
-    m.crashes, m.max_attempts, m.cycle, m.big, m.solo, m.generation, m.first_failed_at, m.key, m.headers, m.payload
+    m.crashes, m.max_attempts, m.cycle, m.big, m.solo, m.generation, m.first_failed_at, m.patience, m.key, m.headers,
+    m.payload
   from moved m;
   get diagnostics v_count = row_count;
   return format('%s: %s carried over', p_slot, v_count);

@@ -108,9 +108,9 @@ begin
     return v_count;
   end if;
   insert into bartleby.deferred (run_at, id, xid, created_at, queue, attempts, crashes, max_attempts, cycle, big, solo,
-    generation, first_failed_at, key, headers, payload)
+    generation, first_failed_at, patience, key, headers, payload)
   select p_run_at, m.id, pg_current_xact_id()::text::bigint, m.created_at, m.queue, m.attempts, m.crashes, m.max_attempts,
-    m.cycle, m.big, nullif(coalesce(p_solo, m.solo), false), m.generation, m.first_failed_at, m.key, m.headers, m.payload
+    m.cycle, m.big, nullif(coalesce(p_solo, m.solo), false), m.generation, m.first_failed_at, m.patience, m.key, m.headers, m.payload
   from unnest(p_lease.pending) r, lateral (
     select * from bartleby.log l where l.queue = bartleby.lease_queue(p_lease.id) and l.position >= lower(r) and l.position < upper(r)
     offset 0) m;
@@ -156,7 +156,7 @@ end $$;
 comment on function bartleby.fail(bigint, jsonb) is
   'attempts of a lease failed: a JSON array of {"position", "error_type", "error", "traceback", "fingerprint", "verdict", '
   '"delay", "rule", "worker_version", "handler", "max_attempts", "give_up_after", "reason"}; each message is retried later or becomes '
-  'a dead letter, as its policy says';
+  'a dead letter, as its policy says. Verdict "release": the server was to blame, which charges nobody, ten times a cycle';
 
 create or replace function bartleby.reject(p_lease_id bigint, p_position bigint, p_reason text,
   p_description text default null) returns void
@@ -192,7 +192,7 @@ begin
   from jsonb_array_elements(p_failures) with ordinality f, lateral (select case
       when jsonb_typeof(f.value) <> 'object' or jsonb_typeof(f.value -> 'position') is distinct from 'number'
         or f.value ->> 'position' !~ '^[0-9]{1,18}$' then 'a failure is an object with a whole number "position"'
-      when f.value ->> 'verdict' not in ('retry', 'dead') then 'a verdict is "retry" or "dead"'
+      when f.value ->> 'verdict' not in ('retry', 'dead', 'release') then 'a verdict is "retry", "dead" or "release"'
       when bartleby.is_outside(f.value -> 'delay', 0, 3155760000) then
         'a delay is a number of seconds from 0 to 100 years'
       when bartleby.is_outside(f.value -> 'max_attempts', 1, 32000) or f.value ->> 'max_attempts' !~ '^[0-9]+$' then

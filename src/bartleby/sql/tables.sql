@@ -64,6 +64,7 @@ create table if not exists bartleby.queue (
   payload_limit integer not null,
   breaker text not null default 'auto',
   breaker_state text not null default 'closed',
+  record_starts boolean not null default false,
   pgmq boolean not null default false
 );
 comment on table bartleby.queue is 'queues and their policies';
@@ -73,6 +74,7 @@ comment on column bartleby.queue.lock_key is 'advisory lock that makes claims of
 comment on column bartleby.queue.payload_retention is 'how long dead letters keep their payloads; null: as long as they are kept';
 comment on column bartleby.queue.approve_above is 'a replay of more letters than this needs a second actor; null: none does';
 comment on column bartleby.queue.breaker is 'auto or off';
+comment on column bartleby.queue.record_starts is 'the start of each message is on disk before its handler runs';
 comment on column bartleby.queue.pgmq is 'its messages are those of a queue of pgmq, and stay there';
 comment on column bartleby.queue.breaker_state is 'closed, open or forced';
 comment on column bartleby.queue.jitter is 'full or none; null: full for exponential backoff, else none';
@@ -103,6 +105,7 @@ create table if not exists bartleby.log (
   solo boolean,
   generation bigint,
   first_failed_at timestamptz,
+  patience interval,
   key text,
   headers jsonb,
   payload jsonb not null
@@ -113,6 +116,7 @@ comment on column bartleby.log.attempts is 'attempts charged in this cycle; null
 comment on column bartleby.log.crashes is 'of these, how many took the worker along; null: none';
 comment on column bartleby.log.cycle is 'number of the present cycle of life; null: the first, it never died';
 comment on column bartleby.log.big is 'size of a message that counts against the byte bound of a claim; null: small';
+comment on column bartleby.log.patience is 'give_up_after of the handler that it failed in; null: that of the queue';
 comment on column bartleby.log.solo is 'suspected of killing workers: leased alone';
 
 create table if not exists bartleby.log_0 partition of bartleby.log for values in (0);
@@ -137,7 +141,9 @@ create table if not exists bartleby.lease (
   solo boolean,
   replayed boolean,
   probe boolean,
-  unconfirmed boolean,
+  alone boolean,
+  started int8multirange,
+  max_attempts smallint,
   worker text not null,
   pending int8multirange not null,
   late int8multirange,
@@ -152,7 +158,9 @@ comment on column bartleby.lease.pending is 'worker: positions handed out and no
 comment on column bartleby.lease.solo is 'worker: holds one message that runs alone';
 comment on column bartleby.lease.replayed is 'worker: holds a message that had been dead';
 comment on column bartleby.lease.probe is 'worker: holds one message that tries whether the storm is over';
-comment on column bartleby.lease.unconfirmed is 'worker: has not yet said that it begins with its solo message';
+comment on column bartleby.lease.alone is 'worker: was granted with a single message, so that no neighbour can be to blame';
+comment on column bartleby.lease.started is 'worker: positions whose start is recorded, and on disk; null: none';
+comment on column bartleby.lease.max_attempts is 'worker: the limit of its handler; null: that of the queue';
 comment on column bartleby.lease.upper is 'reader: every position up to here was handed out or is remembered as a hole';
 comment on column bartleby.lease.due_at is 'reader: deferred messages up to (due_at, due_id) were appended';
 comment on column bartleby.lease.due_id is 'reader: see due_at';
@@ -189,30 +197,6 @@ comment on table bartleby.reaping is 'locked by whoever reaps: unlike an advisor
 create table if not exists bartleby.turning ();
 comment on table bartleby.turning is 'locked by whoever turns the segments';
 
-create table if not exists bartleby.deferred (
-  run_at timestamptz not null,
-  id bigint not null,
-  xid bigint not null,
-  created_at timestamptz not null,
-  queue integer not null,
-  attempts smallint,
-  crashes smallint,
-  max_attempts smallint,
-  cycle integer,
-  big integer,
-  solo boolean,
-  generation bigint,
-  first_failed_at timestamptz,
-  key text,
-  headers jsonb,
-  payload jsonb not null
-) with (autovacuum_vacuum_scale_factor = 0.02);
-comment on table bartleby.deferred is 'messages that wait for a time: delayed sends and retries';
-comment on column bartleby.deferred.xid is 'the transaction that wrote it';
-create unique index if not exists deferred_due on bartleby.deferred (queue, run_at, id);
--- the xid first, so that no plan can take this index for one that finds the messages of a queue
-create index if not exists deferred_xid on bartleby.deferred (xid, queue);
-
 create table if not exists bartleby.unique_key (
   queue integer not null,
   key text not null,
@@ -242,9 +226,11 @@ do $$
 begin
   if to_regtype('bartleby.probe') is null then
     create type bartleby.probe as (
-      positions bigint[], whole boolean, solo boolean, replayed boolean, snapshot pg_snapshot);
+      positions bigint[], whole boolean, solo boolean, replayed boolean, snapshot pg_snapshot,
+      first bigint[], overdue bigint[]);
     create type bartleby.segment_size as (slot smallint, current boolean, bytes bigint, rows_written boolean);
   end if;
 end $$;
-comment on type bartleby.probe is 'positions found, whether all visible holes are among them, and the snapshot that says so';
+comment on type bartleby.probe is 'positions found, whether all visible holes are among them, and the snapshot that says so; '
+  'which of them are solo or have their start recorded, and which are past the time to give them up';
 comment on type bartleby.segment_size is 'a segment of the log';

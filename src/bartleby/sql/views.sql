@@ -32,7 +32,7 @@ select q.name, s.ready, s.leased, s.deferred, s.dead, s.oldest_ready_at, s.next_
   q.max_attempts, q.backoff, q.base, q.factor, q.cap, coalesce(q.jitter, case q.backoff when 'exponential' then 'full'
     else 'none' end) as jitter, q.schedule, q.lease, q.crash_budget, q.give_up_after, q.dead_letter_to, q.invalid_to,
   q.retention, q.payload_limit, q.payload_retention, q.approve_above, case when q.breaker_state = 'closed' and q.breaker = 'off' then 'off'
-    else q.breaker_state end as breaker, b.since as breaker_since, b.cause as breaker_cause, b.next_probe_at, q.paused_until
+    else q.breaker_state end as breaker, b.since as breaker_since, b.cause as breaker_cause, b.next_probe_at, q.paused_until, q.record_starts
 from bartleby.queue q cross join lateral bartleby.queue_stats(q.id) s left join bartleby.breaker b on b.queue = q.id;
 comment on view bartleby.queues is 'every queue: what is in it, and its policy';
 

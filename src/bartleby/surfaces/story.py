@@ -30,6 +30,8 @@ _HAPPENED = {
     "rejected": "was rejected",
     "crashed": "took its worker along",
     "lost": "was lost with its worker",
+    "released": "failed for trouble of the server",
+    "expired": "was not run again",
 }
 _MEANING = {
     "exhausted": "it had no attempts left",

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 VERBS = {
     # workers do it
     "claim", "start", "extend", "ack", "fail", "reject", "release", "idle", "channel", "reap", "turn", "lease_length",
-    "outlook", "open_breaker", "mark_handled", "watch", "handled_keys", "take_duty", "leave_duty", "prune", "regroup",
-    "tally", "fates", "advance_replays", "report_worker", "leave_worker",
+    "outlook", "server_trouble", "server_is_young", "open_breaker", "mark_handled", "watch", "handled_keys",
+    "take_duty", "leave_duty", "prune", "regroup", "tally", "fates", "advance_replays", "report_worker", "leave_worker",
     # surfaces do it for their users
     "find_token", "find_password", "open_session", "close_session", "note", "take_answer", "keep_answer", "letter_ids",
     "drop_preview", "exclude_items",
     # part of `doctor`
-    "version", "drift", "facts", "oldest_xmin_holder", "segments", "expiring", "on_duty", "restless_groups",
-    "last_message_id",
+    "version", "drift", "facts", "oldest_xmin_holder", "cost_of_queues", "segments", "expiring", "on_duty",
+    "restless_groups", "last_message_id",
     # part of looking at a plan, a group or a message
     "replay_change", "replay_shares", "replay_obstacles", "replay_relapses", "group_versions", "group_replays",
     "message_replays", "message_deeds",
