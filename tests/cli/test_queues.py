@@ -150,7 +150,7 @@ def test_forced_drop_names_counts_and_asks(bartleby: Run, terminal: Terminal, cl
 def test_janitor_does_one_round(bartleby: Run, client: Client, conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = move_clock(conn)
     client.send_many("orders", [{"payload": 1}, {"payload": 2}])
-    client.claim("orders", "web-1:44", limit=2, lease=10)
+    client.claim("orders", "web-1:44", limit=2, lease=10, confirm=True)
     client.mark_handled("orders", "orders", "id:1")
     clock.advance(40 * 86400)
     plan = client.plan_replay(ids=bury(client, range(30)), actor="ana", reason="hotfix", rate=20)

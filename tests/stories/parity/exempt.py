@@ -22,7 +22,7 @@ VERBS = {
 FUNCTIONS = {
     # workers do it, or it is part of a view
     "clock", "group_pulse", "queue_stats", "depth_elsewhere", "sink_facts",
-    "oldest_waiting", "unsettled", "worker_leases",
+    "oldest_waiting", "unsettled", "worker_leases", "server_started_at",
 }  # fmt: skip
 COMMANDS = {
     # the schema is there before any surface; the next ones run until they are ended
