@@ -134,6 +134,25 @@ def test_explain_shows_crash_and_rejection(explains: Explains, client: Client, c
     )
 
 
+def test_explain_shows_free_releases_and_what_was_given_up(explains: Explains, client: Client, conn: Conn) -> None:
+    clock = move_clock(conn)
+    client.configure_queue("orders", {"give_up_after": 60})
+    sent = client.send("orders", 1)
+    fail_next(client, verdict="release", rule="SQLSTATE 57P01")
+    client.pause_queue("orders")
+    clock.advance(61)
+    client.reap()
+    document = explains(
+        sent,
+        "Message .* is dead: expired, its time to be retried was over",
+        "attempt 1 failed for trouble of the server: ",
+        "→ try again at .* — SQLSTATE 57P01; not charged: release 1 of 10",
+        "given up: the same error",
+        "→ dead, expired — give_up_after 00:01:00 is over, so it was not run again",
+    )
+    assert [each["outcome"] for each in document["attempts"]] == ["released", "expired"]
+
+
 def test_queue_that_holds_a_message_back_is_named(explains: Explains, client: Client, conn: Conn) -> None:
     sent = client.send("orders", 1)
     client.pause_queue("orders")

@@ -31,7 +31,6 @@ _HAPPENED = {
     "crashed": "took its worker along",
     "lost": "was lost with its worker",
     "released": "failed for trouble of the server",
-    "expired": "was not run again",
 }
 _MEANING = {
     "exhausted": "it had no attempts left",
@@ -167,8 +166,10 @@ def _attempts(story: Story, attempts: Sequence[Attempt], now: datetime, *, every
     previous = None
     for attempt in attempts:
         error = error_line(attempt.error_type, attempt.error)
-        text = f"attempt {attempt.attempt} {_HAPPENED.get(attempt.outcome, attempt.outcome)}"
-        text = f"{text}: {'the same error' if error == previous else error}"
+        error_again = "the same error" if error == previous else error
+        text = f"attempt {attempt.attempt} {_HAPPENED.get(attempt.outcome, attempt.outcome)}: {error_again}"
+        if attempt.outcome == "expired":
+            text = f"given up: {error_again}"
         previous = error
         trace = printable(attempt.traceback.rstrip()).splitlines() if everything and attempt.traceback else []
         yield Entry(
@@ -177,7 +178,7 @@ def _attempts(story: Story, attempts: Sequence[Attempt], now: datetime, *, every
             "red" if attempt.verdict == "dead" else "yellow",
             text,
             (_decision(attempt, reasons, now),),
-            (_worker(attempt), *trace),
+            (*trace,) if attempt.outcome == "expired" else (_worker(attempt), *trace),
         )
 
 
