@@ -77,3 +77,8 @@ def drain_worker(name: str, *, actor: str, reason: str, request_id: str | None =
     """Have a worker stop when what it runs is finished; return whether that is new. It hears of it within 10 s."""
     values = (storable(name), storable(actor), storable(reason), stated(request_id))
     return Call("select bartleby.drain_worker(%s, %s, %s, %s)", values, scalar)
+
+
+def give_back(queue: str, worker: str, known: Sequence[int]) -> Call[int]:
+    """Give back what a worker holds of a queue without knowing, since the answer to a claim was lost."""
+    return Call("select bartleby.give_back(%s, %s, %s::bigint[])", (storable(queue), worker, list(known)), scalar)

@@ -43,7 +43,8 @@ _RELAXED: LiteralString = " from (select set_config('synchronous_commit', 'off',
 _CLAIM: LiteralString = """
 select message_id, lease_id, position, attempt, payload::text, headers::text, key, generation, created_at, solo,
   start_first
-from bartleby.claim(%s, %s, %s::integer, make_interval(secs => %s::float8), %s::boolean, %s::integer, %s::boolean)"""
+from bartleby.claim(%s, %s, %s::integer, make_interval(secs => %s::float8), %s::boolean, %s::integer, %s::boolean,
+  %s::bigint[])"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +122,14 @@ def claim(
     lease: Duration | None = None,
     confirm: bool = False,
     max_attempts: int | None = None,
-    at_once: bool = True,
+    alone: bool = True,
+    beside: Sequence[int] = (),
 ) -> Call[Lease | None]:
     """Lease up to `limit` messages to a worker; None if there is nothing.
 
     With `confirm`, a message that is `solo` or `start_first` counts as begun only after `start`. `max_attempts` is the
-    limit of the handler, which goes before that of the queue. A message that is alone in its lease is charged if that
-    lapses, unless it may have waited, not `at_once` begun.
+    limit of the handler, which goes before that of the queue. A single message is charged if its lease
+    lapses, unless the process had more to do: it is not `alone`, or no longer, since this claim is made `beside` it.
     """
 
     def parse(rows: Sequence[Row]) -> Lease | None:
@@ -136,8 +138,8 @@ def claim(
         return Lease(LeaseId(rows[0][1]), tuple(Message(row[0], queue, *row[1:]) for row in rows))
 
     relaxed = _CLAIM.replace("\nfrom", "\n" + _RELAXED + ",")
-    parameters = (storable(queue), storable(worker), limit, _seconds(lease), confirm, max_attempts, at_once)
-    return Call(_CLAIM, parameters, parse, relaxed=relaxed)
+    wanted = (limit, _seconds(lease), confirm, max_attempts, alone, list(beside) or None)
+    return Call(_CLAIM, (storable(queue), storable(worker), *wanted), parse, relaxed=relaxed)
 
 
 def start(lease_id: int, positions: Sequence[int] | None = None) -> Call[None]:

@@ -128,7 +128,7 @@ def _server_trouble(error: BaseException) -> Ruling | None:
     for link in _database_errors(error):
         state = _sqlstate(link)
         if state in _SERVER_TROUBLE:
-            rule = f"{type_name(type(link))} (SQLSTATE {state}) speaks of the database server's trouble"
+            rule = f"{type_name(type(link))} (SQLSTATE {state}) is trouble of a database server"
             return Ruling("release", rule, None, _OUTAGE, state)
     return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from bartleby import calls, telemetry
+from bartleby import attendance, calls, telemetry
 from bartleby.app import Bartleby, once_key
 from bartleby.errors import BartlebyError
 from bartleby.handlers import Handler
@@ -55,6 +55,8 @@ class Fetcher:
         self._queue = lane.handler.queue
         self._shared = shared
         self._seen: int | None = None
+        self._unsure = False
+        """Whether a claim had no answer: it may have leased something to us."""
 
     async def run(self) -> None:
         """Fetch until the worker stops."""
@@ -67,16 +69,25 @@ class Fetcher:
                         await self._lane.wanted.wait()
                 continue
             try:
+                if self._unsure:
+                    await self._give_back()
                 if not await self._claim(limit):
                     await self._sleep()
                 pause = 0.05
             except (psycopg.Error, BartlebyError, OSError) as error:
+                self._unsure = True
                 if not passing(error):
                     telemetry.warning("claim.failed", f"nothing could be claimed: {error}", queue=self._queue)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause * random.uniform(0.5, 1)):  # noqa: S311 - spreads load
                         await stopping.wait()
                 pause = min(_LONGEST_PAUSE, pause * 2)
+
+    async def _give_back(self) -> None:
+        async with self._shared.claiming:
+            known = list(self._shared.holding.leases)
+            await self._shared.link.run(attendance.give_back(self._queue, self._shared.worker, known))
+            self._unsure = False
 
     async def _claim(self, limit: int) -> bool:
         shared = self._shared
@@ -98,7 +109,7 @@ class Fetcher:
         shared = self._shared
         handler = self._lane.handler
         length = handler.lease or await shared.terms.lease(self._queue)
-        asked = time.monotonic()
+        alone, asked = not shared.holding.leases and self._lane.runs_at_once(), time.monotonic()
         lease = await shared.link.run(
             calls.claim(
                 self._queue,
@@ -107,14 +118,18 @@ class Fetcher:
                 lease=length,
                 confirm=True,
                 max_attempts=handler.retry.max_attempts,
-                at_once=self._lane.runs_at_once(),
+                alone=alone,
+                beside=[held.id for held in shared.holding.leases.values() if held.alone],
             )
         )
         if lease is None:
             return None
         shared.granted += 1
         shared.idle.clear()
+        for other in shared.holding.leases.values():
+            other.alone = False
         held = shared.holding.hold(lease, self._queue, length, asked)
+        held.alone = alone and len(lease) == 1
         self._calm(lease)
         return held, await self._runnable(handler, held, lease)
 

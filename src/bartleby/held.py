@@ -17,6 +17,7 @@ class Held:
     """A lease and its messages. Only the worker's event loop changes it, but for what the heartbeat renews."""
 
     __slots__ = (
+        "alone",
         "backlog",
         "deadline",
         "done",
@@ -47,6 +48,8 @@ class Held:
         self.id = lease_id
         self.queue = queue
         self.backlog = backlog or Backlog()
+        self.alone = False
+        """Whether it is charged if it lapses: it has one message, and this process has had nothing else since."""
         self.size = size
         self.left = size
         self.length = length

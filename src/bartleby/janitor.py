@@ -124,9 +124,9 @@ class Janitor:
 
 
 def _tell(reaped: list[Reaped]) -> None:
-    fates = {"released": "comes back", "retry": "was charged and comes back", "dead": "is dead"}
+    fates = {"released": "back, at no charge", "retry": "charged, and back", "dead": "dead"}
     for lease in reaped:
-        what = "its message" if lease.messages == 1 else f"each of its {lease.messages} messages"
+        what = "1 message is" if lease.messages == 1 else f"{lease.messages} messages are"
         telemetry.warning(
             "lease.reaped",
             f"worker {lease.worker} stopped answering: {what} {fates.get(lease.outcome, lease.outcome)}",

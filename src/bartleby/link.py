@@ -42,6 +42,12 @@ def passing(error: BaseException) -> bool:
     return isinstance(error, OSError)
 
 
+def _is_trouble(error: BaseException) -> bool:
+    # of the server or the way to it: not a deadlock, nor a statement that took too long
+    sqlstate = error.sqlstate if isinstance(error, psycopg.Error) else None
+    return passing(error) and (sqlstate is None or sqlstate.startswith((*_LEAVE, "53")))
+
+
 class _Wire(AsyncPooled):
     """A connection that asks nobody when a statement is cancelled."""
 
@@ -181,7 +187,7 @@ class Link:
         try:
             yield
         except (psycopg.Error, OSError) as error:
-            if passing(error):
+            if _is_trouble(error):
                 self.troubled_at = time.monotonic()
                 self.be_careful()
             if passing(error) and self._away_since is None and not self._silent:

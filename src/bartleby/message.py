@@ -104,7 +104,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """A lapsed lease that was taken back; its messages were `released`, charged (`retry`) or are `dead`."""
+    """Messages of a lapsed lease that were taken back: they were `released`, charged (`retry`) or are `dead`."""
 
     queue: str
     lease_id: LeaseId

@@ -257,5 +257,5 @@ def _blamed(failed: Failed, *, ours: bool) -> Failure:
     if failed.sqlstate is None:
         return report
     if ours:
-        return replace(report, verdict="release", delay=None, rule=f"{report.rule}, and Bartleby's has it too")
-    return replace(report, rule=f"{report.rule}, but Bartleby's has none")
+        return replace(report, verdict="release", delay=None, rule=f"{report.rule}, and Bartleby's own has it too")
+    return replace(report, rule=f"{report.rule}, but Bartleby's own has none")

@@ -8,6 +8,7 @@ exception can be raised in it (as soon as it runs Python code); its result is no
 import asyncio
 import contextlib
 import ctypes
+import math
 import sys
 import threading
 import time
@@ -163,7 +164,7 @@ class ThreadLane(Lane):
     def _run(self, thread: int, items: Items) -> None:
         run = self._runs[thread] = Run(items)
         try:
-            settlements = self._settlements(items)
+            settlements = self._settlements(run)
             if run.end():
                 self._tell(run, settlements)
             for _ in range(20 if run.interrupted_at is not None else 0):
@@ -176,11 +177,15 @@ class ThreadLane(Lane):
             if run.interrupted_at is not None:
                 self._call_soon(self._free, len(items))
 
-    def _settlements(self, items: Items) -> Sequence[Settlement]:
-        if starts_first(items):
-            begun = asyncio.run_coroutine_threadsafe(begin_all(items, self._begin), self._loop).result()
-            return with_others(items, begun, self._called(begun) if begun else ())
-        return self._called(items)
+    def _settlements(self, run: Run) -> Sequence[Settlement]:
+        if starts_first(run.items):
+            run.began = math.inf  # its time has not begun
+            try:
+                begun = asyncio.run_coroutine_threadsafe(begin_all(run.items, self._begin), self._loop).result()
+            finally:
+                run.began = time.monotonic()
+            return with_others(run.items, begun, self._called(begun) if begun else ())
+        return self._called(run.items)
 
     def _called(self, items: Items) -> Sequence[Settlement]:
         _refresh_django()

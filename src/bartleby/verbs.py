@@ -55,6 +55,7 @@ class Verbs:
     release = Verb(calls.release)
     idle = Verb(calls.idle)
     channel = Verb(calls.channel)
+    give_back = Verb(attendance.give_back)
     reap = Verb(calls.reap)
     turn = Verb(calls.turn)
     lease_length = Verb(calls.lease_length)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 import psycopg
 
-from bartleby import calls, inspection, telemetry
+from bartleby import attendance, calls, inspection, telemetry
 from bartleby.app import Bartleby
 from bartleby.errors import BartlebyError
 from bartleby.execute import Executor
@@ -206,6 +206,9 @@ class Worker:
             async with asyncio.timeout(_LAST_WORDS):
                 await asyncio.sleep(0.05 if holding.running() else 0)
                 await holding.settler.flush()
+                for queue in holding.lanes:  # an answer to the last claim may have been lost
+                    with contextlib.suppress(psycopg.Error, BartlebyError, OSError):
+                        await self._settles.run(attendance.give_back(queue, self.name, list(holding.leases)))
                 for held in list(holding.leases.values()):
                     # a handler that cannot be stopped still has it; it ends with this process
                     with contextlib.suppress(psycopg.Error, BartlebyError, OSError):

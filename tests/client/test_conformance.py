@@ -95,9 +95,10 @@ def sending_and_settling(api: Runner) -> None:
     assert ([message.id for message in second], second.messages[0].attempt) == ([three.id], 1)
     assert api.ack(second.id, [second.messages[0].position]) == 1
     api.send("orders", "rejected")
-    third = present(api.claim("orders", "tester", confirm=True, max_attempts=1, at_once=False))
+    third = present(api.claim("orders", "tester", confirm=True, max_attempts=1, alone=False))
     assert (one.start_first, third.messages[0].start_first) == (False, True)
     api.start(third.id, [third.messages[0].position])
+    assert api.give_back("orders", "tester", [third.id]) == 0
     assert (api.server_trouble(third.id, "53300"), api.server_is_young()) in {(False, True), (False, False)}
     api.reject(third.id, third.messages[0].position, "unacceptable", "no such \0 customer")
     rejected = present(api.dead_letter(third.messages[0].id))

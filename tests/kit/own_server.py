@@ -37,7 +37,7 @@ class OwnServer:
     def connect(self) -> Connection:
         return psycopg.connect(self.dsn, autocommit=True)
 
-    def stop_at_once(self) -> None:
+    def stop_alone(self) -> None:
         """Stop as a crash does: without a checkpoint, and without waiting for sessions."""
         self.running.stop("immediate")
 

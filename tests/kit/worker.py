@@ -251,7 +251,7 @@ def send_solo(app: Bartleby, conn: Conn, queue: str, count: int = 1) -> list[int
     app.client.create_queue(queue)
     sent: list[int] = list(app.send_many(queue, [{"payload": "solo"}] * count))
     with Client(app.settings.dsn) as victim:
-        assert len(present(victim.claim(queue, "victim", limit=count, at_once=False))) == count
+        assert len(present(victim.claim(queue, "victim", limit=count, alone=False))) == count
     lapse(conn)
     app.client.pause_queue(queue)
     for each in sent:

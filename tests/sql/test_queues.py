@@ -55,6 +55,7 @@ CALLS = [
     "close_breaker(%(queue)s, 'me', 'because')",
     "force_breaker(%(queue)s, 'me', 'because')",
     "mark_handled(%(queue)s, 'c', 'k')",
+    "give_back(%(queue)s, 'w', '{}')",
 ]
 
 

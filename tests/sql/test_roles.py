@@ -13,7 +13,7 @@ PRODUCER = {"send", "send_many", "version"}
 WORKER = PRODUCER | {
     "ack", "advance_replays", "channel", "claim", "clock", "extend", "fail", "handled_keys", "idle",
     "lease_length", "leave_duty", "leave_worker", "mark_handled", "open_breaker", "outlook", "prune", "reap", "regroup",
-    "reject", "release", "report_worker", "server_started_at", "server_trouble",
+    "reject", "release", "report_worker", "give_back", "server_started_at", "server_trouble",
     "start", "take_duty", "tally", "turn", "watch",
 }  # fmt: skip
 READER = {

@@ -48,7 +48,7 @@ def test_message_that_was_alone_in_its_lease_never_starts_more_often_than_its_li
 
 def test_message_that_was_alone_but_may_have_waited_is_not_charged(conn: Connection, clock: Clock) -> None:
     sql.send(conn, 1)
-    assert claim(conn, "p_at_once => false").payloads == [1]
+    assert claim(conn, "p_alone => false").payloads == [1]
     assert lapse(conn, clock) == ["released"]
     assert sql.claim(conn).one["attempt"] == 1
 
@@ -67,7 +67,7 @@ def test_recorded_start_is_charged_and_what_had_not_begun_is_not(conn: Connectio
     begun = [work.positions[0], work.positions[2]]
     for positions in (begun[:1], begun):
         conn.execute("select bartleby.start(%s, %s)", [work.lease, positions])
-    assert lapse(conn, clock) == ["retry" if limit == "record_starts" else "dead"]
+    assert lapse(conn, clock) == ["retry" if limit == "record_starts" else "dead", "released"]
     ledger = "select outcome, verdict from bartleby.attempts order by message_id"
     charged = ("crashed", "retry" if limit == "record_starts" else "dead")
     assert conn.execute(ledger).fetchall() == [charged, ("lost", "retry"), charged, ("lost", "retry")]
@@ -82,7 +82,7 @@ def test_claim_without_a_promise_to_tell_is_itself_the_start(conn: Connection, c
     sql.send(conn, "two")
     work = sql.claim(conn, 10)
     assert [each["start_first"] for each in work.messages] == [False, False]
-    assert lapse(conn, clock) == ["dead"]
+    assert lapse(conn, clock) == ["dead", "released"]
     assert sql.claim(conn, 10).payloads == ["two"]
 
 
@@ -169,3 +169,40 @@ def test_server_confirms_its_own_trouble_only(conn: Connection) -> None:
     with conn.transaction():
         conn.execute("set transaction read only")
         assert sql.value(conn, confirmed, 0, "25006") is True
+
+
+def test_what_was_acked_is_not_undone_without_its_start(conn: Connection, clock: Clock) -> None:
+    """A crash of the server that took back only the end of a message would charge it for nothing."""
+    sql.create(conn, "q", max_attempts=1)
+    for settle in ("ack({})", "ack({}, '{{{}}}')", "release({})"):
+        sql.send(conn, 1)
+        work = sql.claim(conn)
+        with conn.transaction():
+            conn.execute("set local synchronous_commit = off")
+            conn.execute(f"select bartleby.{settle.format(work.lease, work.positions[0])}".encode())
+            assert sql.value(conn, "select current_setting('synchronous_commit')") == "on", settle
+
+
+def test_message_that_got_company_is_not_charged(conn: Connection, clock: Clock) -> None:
+    """Another message of its process may have killed that."""
+    first, second = sql.send_count(conn, 2)
+    lone = sql.claim(conn).lease
+    assert claim(conn, f"p_alone => false, p_beside => '{{{lone}}}'", 1).ids == [second]
+    assert lapse(conn, clock) == ["released", "released"]
+    assert sql.column(conn, "select attempts from bartleby.messages") == [0, 0]
+    assert sql.claim(conn, 1).ids == [first]
+    assert claim(conn, f"p_beside => '{{{lone}}}'").ids == [second], "one that is gone does not matter"
+
+
+def test_what_a_worker_does_not_know_of_goes_back_at_no_charge(conn: Connection, clock: Clock) -> None:
+    sql.create(conn, "other")
+    sql.send_count(conn, 5)
+    sql.send(conn, 1, "other")
+    known, other = sql.claim(conn), sql.claim(conn, 1, "other")
+    sql.claim(conn, 2), sql.claim(conn, 1, worker="another")
+    give = "select bartleby.give_back('q', 'w', %s)"
+    assert [sql.value(conn, give, [known.lease]) for _ in range(2)] == [2, 0]
+    held = "select id from bartleby.lease where not isempty(pending) and worker = 'w'"
+    assert sorted(sql.column(conn, held)) == sorted([known.lease, other.lease])
+    clock.advance(1)
+    assert {(each["attempt"], each["solo"]) for each in sql.claim(conn, 9).messages} == {(1, False)}

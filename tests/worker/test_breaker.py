@@ -95,7 +95,7 @@ def test_database_errors_in_handlers_open_the_breaker(app: Bartleby, conn: Conn)
         until(lambda: queue_of(app).breaker == "open")
     assert state(conn)[3] == 0
     rules = value(conn, "select array_agg(distinct verdict || ': ' || rule) from bartleby.attempts")
-    why = "psycopg.errors.DiskFull (SQLSTATE 53100) speaks of the database server's trouble, but Bartleby's has none"
+    why = "psycopg.errors.DiskFull (SQLSTATE 53100) is trouble of a database server, but Bartleby's own has none"
     assert rules == [f"retry: {why}; attempt 1 of 1; not charged: the breaker is open"]
     assert "No space left" in (queue_of(app).breaker_cause or "")
 

@@ -1,7 +1,10 @@
 """Attempts end: workers that die, servers that die, and errors that only look like an outage."""
 
+import asyncio
 import os
 import signal
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -10,6 +13,8 @@ import pytest
 
 from bartleby import Bartleby, Message, link, pooling
 from bartleby.calls import Call
+from bartleby.held import Held
+from bartleby.holding import Holding
 from bartleby.link import Link
 from tests.kit import worker as kit
 from tests.kit.own_server import OwnServer
@@ -30,6 +35,14 @@ note = os.open("notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os._exit(9)
 """
 
+
+SLOW = """
+@app.handler("slow", concurrency=2)
+def wait(message):
+    import time
+    os.write(note, f"{message.payload}\\n".encode())
+    time.sleep(600)
+"""
 
 # by whom a message may start how often; a queue's own limit of 3 holds for one that is alone in its lease
 LIMITS = [("queue", 1), ("handler", 1), ("message", 1), ("record_starts", 3), ("queue", 3)]
@@ -65,6 +78,66 @@ def test_message_that_kills_its_worker_is_started_no_more_often_than_its_limit(
     assert {each.outcome for each in app.client.attempts(sent)} == {"crashed"}
 
 
+def test_message_beside_the_one_that_kills_the_worker_is_not_charged(
+    app: Bartleby, conn: Conn, dsn: str, tmp_path: Path
+) -> None:
+    """In a quiet queue each has a lease of its own."""
+    (tmp_path / "shop.py").write_text(APP.format(retry={}, kind="def", concurrency=2) + SLOW)
+    app.client.create_queue("orders", {"crash_budget": 1})
+    app.client.create_queue("slow", {"crash_budget": 1})
+    innocent = app.send("slow", "innocent")
+    with Program(dsn, "shop:app", cwd=tmp_path) as program:
+        until(lambda: (tmp_path / "notes").exists() and "innocent" in (tmp_path / "notes").read_text())
+        guilty = app.send("orders", "kill")
+        assert program.end() == 9
+    kit.lapse(conn)
+    for message_id in (innocent, guilty):
+        assert [each.outcome for each in app.client.attempts(message_id)] == ["lost"]
+        assert kit.present(app.client.find_message(message_id)).solo
+
+
+@BOTH
+def test_message_of_a_claim_whose_answer_was_lost_is_not_charged(
+    app: Bartleby, conn: Conn, monkeypatch: pytest.MonkeyPatch, awaited: bool
+) -> None:
+    plain, lost = Link.run, list[int]()
+
+    async def run(self: Link, call: Call[Any]) -> Any:
+        answer = await plain(self, call)
+        if "bartleby.claim(" in call.text and answer is not None and not lost:
+            lost.append(answer.id)
+            raise psycopg.OperationalError("the connection is lost")
+        return answer
+
+    monkeypatch.setattr(Link, "run", run)
+    app.handler("orders", lease=600)(handler_of(lambda _: None, awaited=awaited))
+    sent = app.send("orders", 1)
+    with working(app) as running:
+        until(lambda: running.worker.counts["done"])
+    assert lost
+    assert app.client.attempts(sent) == []
+
+
+def test_time_of_a_handler_begins_after_its_start_was_recorded(app: Bartleby, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, asked, go = Holding.begin, threading.Event(), threading.Event()
+
+    async def begin(self: Holding, held: Held, positions: Sequence[int] | None = None) -> bool:
+        asked.set()
+        await asyncio.to_thread(go.wait, kit.LONG)
+        return await plain(self, held, positions)
+
+    monkeypatch.setattr(Holding, "begin", begin)
+    app.handler("orders", timeout=3600, retry={"max_attempts": 1})(handler_of(lambda _: None, awaited=False))
+    app.send("orders", 1)
+    with working(app) as running:
+        assert asked.wait(kit.LONG)
+        kit.time_out(running)
+        running.wait_for_loop()
+        go.set()
+        until(lambda: running.worker.counts["done"])
+        assert running.end() == {"done": 1}
+
+
 def end_own_session(dsn: str) -> None:
     """What an administrator, a timeout of a pooler or a bug does to one session of a handler."""
     with psycopg.connect(dsn) as own:
@@ -81,9 +154,7 @@ def test_trouble_of_the_server_that_only_the_handler_sees_is_charged(
     assert kit.drain(app) == {"retried": 1, "dead": 1}
     attempts = app.client.attempts(sent)
     assert [each.outcome for each in attempts] == ["failed", "failed"]
-    rule = (
-        "psycopg.errors.AdminShutdown (SQLSTATE 57P01) speaks of the database server's trouble, but Bartleby's has none"
-    )
+    rule = "psycopg.errors.AdminShutdown (SQLSTATE 57P01) is trouble of a database server, but Bartleby's own has none"
     assert attempts[1].rule == f"{rule}; attempt 2 of 2"
 
 
@@ -106,7 +177,7 @@ def test_trouble_that_bartleby_has_too_is_released_and_in_the_ledger(app: Bartle
         until(lambda: running.worker.counts["done"])
     (released,) = app.client.attempts(sent)
     assert (released.outcome, released.verdict, released.attempt) == ("released", "retry", 1)
-    assert (released.rule or "").endswith("and Bartleby's has it too; not charged: release 1 of 10")
+    assert (released.rule or "").endswith("and Bartleby's own has it too; not charged: release 1 of 10")
 
 
 def test_trouble_that_bartleby_has_only_when_it_settles_is_its_own_as_well(

@@ -7,7 +7,7 @@
 
 create or replace function bartleby.claim(p_queue text, p_worker text, p_limit integer default 1,
   p_lease interval default null, p_confirm boolean default false, p_max_attempts integer default null,
-  p_at_once boolean default true)
+  p_alone boolean default true, p_beside bigint[] default null)
 returns table (lease_id bigint, "position" bigint, message_id bigint, attempt integer, payload jsonb, headers jsonb,
   key text, generation bigint, created_at timestamptz, solo boolean, start_first boolean)
 language plpgsql security definer rows 100 set search_path = pg_catalog, bartleby, pg_temp
@@ -57,9 +57,9 @@ begin
     perform bartleby.wait_for_disk();
   end if;
   if v_queue.pgmq then
-    return query select * from bartleby.pgmq_claim(v_queue, v_reader.id, p_worker, p_limit, v_until, p_confirm, p_max_attempts, p_at_once);
-    if found and v_queue.breaker_state = 'open' then
-      perform bartleby.mark_probe(v_queue.id);
+    return query select * from bartleby.pgmq_claim(v_queue, v_reader.id, p_worker, p_limit, v_until, p_confirm, p_max_attempts, p_alone);
+    if found then
+      perform bartleby.settle_in(v_queue, p_beside);
     end if;
     return;
   end if;
@@ -70,9 +70,10 @@ begin
         v_fresh)) then
       return query
       with batch as materialized (
-        select m.position, m.id, m.attempts, m.solo, m.big, m.cycle, m.payload, m.headers, m.key, m.generation,
-          m.created_at, m.max_attempts, m.first_failed_at is not null
-            and m.first_failed_at + coalesce(m.patience, v_queue.give_up_after) < v_now as overdue
+        select m.position, m.id, m.attempts, m.big, m.cycle, m.payload, m.headers, m.key, m.generation, m.created_at,
+          case when m.solo is not null or m.max_attempts is not null or m.first_failed_at is not null then
+            coalesce(m.solo, (m.max_attempts = 1 or v_queue.record_starts) <> v_record, false)
+            or m.first_failed_at + coalesce(m.patience, v_queue.give_up_after) < v_now end as special
         from bartleby.log m
         where m.queue = v_queue.id and m.position > v_reader.upper and (v_round = 2 or not exists (
           select from bartleby.deferred d where d.queue = v_queue.id
@@ -81,13 +82,13 @@ begin
       ), stretch as (
         select max(b.position) as last, bool_or(b.cycle is not null) as replayed from batch b
         having count(*) = max(b.position) - v_reader.upper and coalesce(sum(b.big), 0) <= 33554432
-          and bool_or(b.solo or b.overdue or (b.max_attempts = 1 or v_queue.record_starts) <> v_record) is not true
+          and bool_or(b.special) is not true
       ), granted as (
         insert into bartleby.lease as l (id, granted_at, until, upper, due_at, due_id, worker, pending, late, parked,
           replayed, alone, started, max_attempts)
         select v_lease_id, v_now, v_until, s.last, v_reader.due_at, v_reader.due_id, p_worker,
           int8multirange(int8range(v_reader.upper + 1, s.last + 1)), v_reader.late, v_reader.parked,
-          nullif(s.replayed, false), case when s.last = v_reader.upper + 1 and p_at_once and not v_record then true end,
+          nullif(s.replayed, false), case when s.last = v_reader.upper + 1 and p_alone and not v_record then true end,
           case when v_record and not p_confirm then int8multirange(int8range(v_reader.upper + 1, s.last + 1)) end,
           p_max_attempts
         from stretch s returning l.id
@@ -96,8 +97,8 @@ begin
         b.created_at, false, v_record and p_confirm
       from granted g, batch b;
       if found then
-        if v_queue.breaker_state = 'open' then
-          perform bartleby.mark_probe(v_queue.id);
+        if v_queue.breaker_state = 'open' or p_beside is not null then
+          perform bartleby.settle_in(v_queue, p_beside);
         end if;
         return;
       end if;
@@ -105,19 +106,37 @@ begin
     exit when v_round = 2;
     v_reader := bartleby.append_due(v_queue, v_reader, v_fresh, v_now, p_limit);
   end loop;
-  return query select * from bartleby.claim_past_holes(
-    v_queue, v_recorded, v_reader, v_fresh, v_now, v_until, p_worker, p_limit, p_confirm, p_max_attempts, p_at_once);
-  if found then
-    if v_queue.breaker_state = 'open' then
-      perform bartleby.mark_probe(v_queue.id);
+  -- What is past its time is buried on the way: who gets nothing for that asks again, or would believe that there is nothing.
+  for v_try in 1..1000 loop
+    return query select * from bartleby.claim_past_holes(
+      v_queue, v_recorded, v_reader, v_fresh, v_now, v_until, p_worker, p_limit, p_confirm, p_max_attempts, p_alone);
+    if found then
+      perform bartleby.settle_in(v_queue, p_beside);
+      return;
     end if;
-  end if;
+    exit when (bartleby.reader(v_queue.id)).id = v_recorded.id;
+    v_recorded := bartleby.reader(v_queue.id);
+    v_fresh := false;
+    v_reader := bartleby.append_due(v_queue, v_recorded, v_fresh, v_now, p_limit);
+  end loop;
 end $$;
-comment on function bartleby.claim(text, text, integer, interval, boolean, integer, boolean) is
+comment on function bartleby.claim(text, text, integer, interval, boolean, integer, boolean, bigint[]) is
   'lease up to p_limit messages to a worker; each must be acked, failed, rejected or released before the lease lapses. '
   'With p_confirm, a message that is solo or start_first counts as begun only after start(). p_max_attempts: the limit of '
-  'the handler, before that of the queue. p_at_once: a message that is claimed alone begins at once, so it is charged if '
-  'the lease lapses';
+  'the handler, before that of the queue. p_alone: its process has nothing else to do, so a '
+  'single message is charged if its lease lapses; p_beside: leases of which that is no longer true';
+
+create or replace function bartleby.settle_in(p_queue bartleby.queue, p_beside bigint[]) returns void
+language plpgsql
+as $$
+begin
+  update bartleby.lease l set alone = null where l.id = any (p_beside) and l.alone;
+  if p_queue.breaker_state = 'open' then
+    perform bartleby.mark_probe(p_queue.id);
+  end if;
+end $$;
+comment on function bartleby.settle_in(bartleby.queue, bigint[]) is
+  'what follows from a lease that was just granted: it is the probe of an open breaker, and others are no longer alone';
 
 -- A lease that is just being settled is passed over: waiting for it would let the others lapse.
 create or replace function bartleby.extend(p_lease_ids bigint[], p_lease interval) returns void

@@ -6,12 +6,27 @@ create or replace function bartleby.give_up(p_lease_id bigint, p_positions bigin
 language plpgsql
 as $$
 begin
-  perform bartleby.decide(bartleby.take(p_lease_id, bartleby.ranges(p_positions)), 'expired',
-    bartleby.last_words(bartleby.lease_queue(p_lease_id), p_positions));
+  perform bartleby.wait_for_disk();  -- a claim need not, but a letter must
+  perform bartleby.bury_overdue(bartleby.take(p_lease_id, bartleby.ranges(p_positions)), p_positions);
 end $$;
 comment on function bartleby.give_up(bigint, bigint[]) is 'these positions of a lease are past the time that they were given';
 
-create or replace function bartleby.last_words(p_queue integer, p_positions bigint[]) returns jsonb
+-- Some at a time: a JSON array is limited to 256 MB, and tracebacks are long.
+create or replace function bartleby.bury_overdue(p_lease bartleby.lease, p_positions bigint[]) returns void
+language plpgsql
+as $$
+declare
+  v_some bigint[];
+begin
+  for v_first in 1..cardinality(p_positions) by 50 loop
+    v_some := p_positions[v_first:v_first + 49];
+    p_lease.pending := bartleby.ranges(v_some);
+    perform bartleby.decide(p_lease, 'expired', bartleby.last_evidence(bartleby.lease_queue(p_lease.id), v_some));
+  end loop;
+end $$;
+comment on function bartleby.bury_overdue(bartleby.lease, bigint[]) is 'positions that were taken out of a lease become letters of what expired';
+
+create or replace function bartleby.last_evidence(p_queue integer, p_positions bigint[]) returns jsonb
 language sql stable
 as $$
   select jsonb_agg(jsonb_build_object('position', m.position, 'error_type', a.error_type, 'error', a.error,
@@ -23,7 +38,7 @@ as $$
     select * from bartleby.attempt t where t.message_id = m.id and t.cycle = coalesce(m.cycle, 1)
     order by t.outcome = 'lost', t.id desc limit 1) a on true
 $$;
-comment on function bartleby.last_words(integer, bigint[]) is 'what the last attempts of these messages left, as fail() takes it';
+comment on function bartleby.last_evidence(integer, bigint[]) is 'what the last attempts of these messages left, as fail() takes it';
 
 -- Their way is through the log, as that of all that die; below zero, no reader comes across them. Only the longest due are
 -- looked at: the others come back through a claim, which looks as well.
@@ -38,15 +53,16 @@ begin
   with due as (
     (select d.ctid as place, d.first_failed_at, d.patience from bartleby.deferred d
     where p_queue.give_up_after is not null and d.queue = p_queue.id and d.run_at < p_now
-      and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id)
+      and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id) and d.first_failed_at is not null
     order by d.run_at, d.id limit 10000)
     union all
     (select d.ctid, d.first_failed_at, d.patience from bartleby.deferred d
-    where d.queue = p_queue.id and d.patience is not null and d.run_at < p_now order by d.run_at limit 10000)
+    where d.queue = p_queue.id and d.patience is not null and d.run_at >= v_reader.due_at and d.run_at < p_now
+    order by d.run_at limit 10000)
   ), gone as (
     delete from bartleby.deferred d where d.ctid = any (array(
       select o.ctid from bartleby.deferred o where o.ctid = any (array(
-        select due.place from due where due.first_failed_at + coalesce(due.patience, p_queue.give_up_after) < p_now limit 1000))
+        select due.place from due where due.first_failed_at + coalesce(due.patience, p_queue.give_up_after) < p_now limit 500))
       for update skip locked))
     returning d.*
   ), moved as (
@@ -61,8 +77,7 @@ begin
   if v_positions is not null then
     v_lease.id := bartleby.lease_floor(p_queue.id);
     v_lease.worker := '';
-    v_lease.pending := bartleby.ranges(v_positions);
-    perform bartleby.decide(v_lease, 'expired', bartleby.last_words(p_queue.id, v_positions));
+    perform bartleby.bury_overdue(v_lease, v_positions);
   end if;
 end $$;
 comment on function bartleby.give_up_deferred(bartleby.queue, timestamptz) is

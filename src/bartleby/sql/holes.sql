@@ -12,7 +12,7 @@
 
 create or replace function bartleby.claim_past_holes(p_queue bartleby.queue, p_recorded bartleby.lease,
   p_reader bartleby.lease, p_fresh boolean, p_now timestamptz, p_until timestamptz, p_worker text, p_limit integer,
-  p_confirm boolean, p_max_attempts integer, p_at_once boolean)
+  p_confirm boolean, p_max_attempts integer, p_alone boolean)
 returns table (lease_id bigint, "position" bigint, message_id bigint, attempt integer, payload jsonb, headers jsonb,
   key text, generation bigint, created_at timestamptz, solo boolean, start_first boolean)
 language plpgsql
@@ -45,7 +45,7 @@ begin
     late, holes, owners, young, parked, alone, started, max_attempts)
   values (v_new.id, p_now, p_until, v_new.upper, v_new.due_at, v_new.due_id, v_new.holes_since, v_probe.solo,
     v_probe.replayed, p_worker, v_got, v_new.late, v_new.holes, v_new.owners, v_new.young, v_new.parked,
-    case when cardinality(v_probe.positions) = 1 and p_at_once and isempty(v_first) then true end,
+    case when cardinality(v_probe.positions) = 1 and p_alone and isempty(v_first) then true end,
     case when not p_confirm and not isempty(v_first) then v_first end, p_max_attempts);
   if not p_confirm and not isempty(v_first) then
     perform bartleby.wait_for_disk();

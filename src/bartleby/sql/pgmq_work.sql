@@ -3,7 +3,7 @@
 -- what somebody else has read since is theirs: its vt is later than that of our lease.
 
 create or replace function bartleby.pgmq_claim(p_queue bartleby.queue, p_newest bigint, p_worker text, p_limit integer,
-  p_until timestamptz, p_confirm boolean, p_max_attempts integer, p_at_once boolean)
+  p_until timestamptz, p_confirm boolean, p_max_attempts integer, p_alone boolean)
 returns table (lease_id bigint, "position" bigint, message_id bigint, attempt integer, payload jsonb, headers jsonb,
   key text, generation bigint, created_at timestamptz, solo boolean, start_first boolean)
 language plpgsql rows 100
@@ -11,6 +11,10 @@ as $$
 #variable_conflict use_column
 begin
   perform bartleby.pgmq_find(p_queue.name);
+  if not p_confirm and exists (select from bartleby.pgmq_message k
+    where k.queue = p_queue.id and (k.solo or k.max_attempts is not null)) then
+    perform bartleby.wait_for_disk();
+  end if;
   return query
   with read as materialized (
     select * from bartleby.pgmq_next(p_queue, ceil(extract(epoch from p_until - bartleby.clock()))::integer, p_limit)
@@ -28,7 +32,7 @@ begin
       started, max_attempts)
     select bartleby.next_lease_id(p_queue.id, p_newest), bartleby.clock(), p_until, 0, '-infinity', 0, p_worker,
       bartleby.ranges(array_agg(r.msg_id)), true, nullif(bool_or(r.solo), false),
-      case when count(*) = 1 and p_at_once and not bool_or(b.first) then true end,
+      case when count(*) = 1 and p_alone and not bool_or(b.first) then true end,
       case when not p_confirm and bool_or(b.first) then bartleby.ranges(array_agg(b.msg_id) filter (where b.first)) end, p_max_attempts
     from read r join beginning b on b.msg_id = r.msg_id having count(*) > 0 returning l.id)
   select g.id, r.msg_id, coalesce(n.message_id, k.message_id), r.read_ct, coalesce(r.message, 'null'),

@@ -74,11 +74,7 @@ begin
     select * from bartleby.lease l where l.id = any (v_open) and l.until < v_now and not isempty(l.pending)
     order by l.id limit 500 for update skip locked
   loop
-    lease_id := v_lease.id;
-    worker := v_lease.worker;
-    messages := bartleby.count_positions(v_lease.pending);
-    outcome := bartleby.reap_lease(v_lease);
-    return next;
+    return query select v_lease.id, v_lease.worker, r.* from bartleby.reap_lease(v_lease) r;
   end loop;
   perform bartleby.give_up_deferred(p_queue, v_now);
   if v_newest - 1 is distinct from v_sweep.upto or v_open is distinct from v_sweep.open then
@@ -93,7 +89,7 @@ begin
 end $$;
 comment on function bartleby.reap_queue(bartleby.queue) is 'take back the lapsed leases of one queue';
 
-create or replace function bartleby.reap_lease(p_lease bartleby.lease) returns text
+create or replace function bartleby.reap_lease(p_lease bartleby.lease) returns table (messages integer, outcome text)
 language plpgsql
 as $$
 declare
@@ -102,28 +98,31 @@ declare
   v_blamed int8multirange := v_lease.pending * case when v_lease.alone and not v_by_server then v_lease.pending
     else coalesce(v_lease.started, '{}') end;
   v_spared int8multirange := v_lease.pending - v_blamed;
-  v_outcome text := 'released';
 begin
   if not isempty(v_blamed) then
     v_lease.pending := v_blamed;
-    select min(d.verdict) into v_outcome from bartleby.decide(v_lease, 'crashed', (
+    return query select count(*)::integer, d.verdict from bartleby.decide(v_lease, 'crashed', (
       select jsonb_agg(jsonb_build_object('position', p, 'max_attempts', v_lease.max_attempts,
         'error_type', case when v_by_server then 'ServerLost' else 'WorkerLost' end,
         'error', format(case when v_by_server then 'the server went down while worker %s ran this message'
           else 'worker %s stopped answering while it ran this message' end || case when v_lease.solo then ' alone' else '' end,
           v_lease.worker)))
-      from unnest(v_blamed) r, generate_series(lower(r), upper(r) - 1) p)) d;
+      from unnest(v_blamed) r, generate_series(lower(r), upper(r) - 1) p)) d group by d.verdict;
+    if not found then
+      return query select bartleby.count_positions(v_blamed), 'released';  -- its queue in pgmq is gone
+    end if;
   end if;
   if not isempty(v_spared) then
     v_lease.pending := v_spared;
-    perform bartleby.put_back(v_lease, bartleby.clock(), true);
+    messages := bartleby.put_back(v_lease, bartleby.clock(), true);
+    outcome := 'released';
     perform bartleby.record_loss(v_lease, case when v_by_server then 'the server was restarted'
       when v_lease.solo then 'it never began to run' else 'nobody is charged before it ran alone' end);
+    return next;
   end if;
-  return v_outcome;
 end $$;
 comment on function bartleby.reap_lease(bartleby.lease) is
-  'take back one lapsed lease; returns the worst that became of its messages: dead, retry, or released, which charges nobody';
+  'take back one lapsed lease; returns how many of its messages are dead, are charged (retry), or released at no charge';
 
 -- The clock of the server may be set back, and forward again, while nobody claims: a message deferred in between lies
 -- behind the reader's mark. Then the mark is lifted, and the next claim looks at everything that is due. Only what was

@@ -28,7 +28,7 @@ revoke all on type bartleby.probe, bartleby.segment_size from public;
 do $$
 declare
   v_producer text[] := '{send,send_many,version}';
-  v_worker text[] := '{claim,start,server_trouble,server_started_at,extend,idle,channel,lease_length,outlook,ack,fail,reject,release,open_breaker,handled_keys,reap,
+  v_worker text[] := '{claim,start,server_trouble,server_started_at,give_back,extend,idle,channel,lease_length,outlook,ack,fail,reject,release,open_breaker,handled_keys,reap,
     turn,prune,watch,tally,regroup,advance_replays,take_duty,leave_duty,version,clock,mark_handled,pgmq_read,pgmq_fail,pgmq_reject,report_worker,leave_worker}';
   v_reader text[] := '{depth_elsewhere,sink_facts,oldest_waiting,find_letters,count_letters,fates,clock,on_duty,shared_values,group_pulse,replay_change,expiring,queue_stats,segments,unsettled,last_message_id,version,drift,verify_audit,audit_anchor,
     find_token,note,worker_leases}';

@@ -12,11 +12,11 @@ declare
   v_lease bartleby.lease;
 begin
   if p_positions is null then
-    -- the usual way, short: a whole lease in which nothing was ever dead, and no probe
+    -- the usual way, short: a whole lease in which nothing was ever dead, no start is recorded, and no probe
     select l.pending into v_pending from bartleby.lease l where l.id = p_lease_id;
     update bartleby.lease l set pending = '{}'
     where l.id = p_lease_id and l.pending = v_pending and not isempty(v_pending) and l.replayed is null
-      and l.probe is null;
+      and l.probe is null and l.started is null;
     if found then
       return bartleby.count_positions(v_pending);
     end if;
@@ -51,6 +51,9 @@ begin
     returning * into v_lease;
     if found then
       v_lease.pending := p_positions;
+      if v_lease.started is not null then
+        perform bartleby.wait_for_disk();  -- a crash must not leave the start without its end
+      end if;
       return v_lease;
     elsif not v_all or coalesce(isempty(p_positions), true) then
       perform bartleby.lease_lost(array[p_lease_id]);
@@ -91,6 +94,27 @@ end $$;
 comment on function bartleby.release(bigint, bigint[], interval, boolean) is
   'give positions of a lease back, or all that are left, at no charge; returns how many. p_ran: they ran to their end '
   'and did no harm, so they need not run alone any more';
+
+-- A claim whose answer was lost has leased messages to a worker that does not know of them.
+create or replace function bartleby.give_back(p_queue text, p_worker text, p_known bigint[]) returns integer
+language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+declare
+  v_queue bartleby.queue := bartleby.find_queue(p_queue);
+  v_lease bigint;
+  v_count integer := 0;
+begin
+  for v_lease in
+    select l.id from bartleby.open_leases(v_queue.id) o join bartleby.lease l on l.id = o.id
+    where l.worker = p_worker and not l.id = any (p_known) order by l.id for update of l skip locked
+  loop
+    v_count := v_count + bartleby.put_back(bartleby.take(v_lease, '{}'), bartleby.clock(), null);
+  end loop;
+  return v_count;
+end $$;
+comment on function bartleby.give_back(text, text, bigint[]) is
+  'what a worker holds of a queue and does not know of goes back at no charge; returns how many messages';
 
 create or replace function bartleby.put_back(p_lease bartleby.lease, p_run_at timestamptz, p_solo boolean) returns integer
 language plpgsql set jit = off set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off

@@ -152,7 +152,7 @@ def test_killed_relays_and_a_crashing_server_under_them_lose_no_event(scratch: P
             relay = on.relay()
             for _ in range(2):
                 on.goes_on()
-                server.stop_at_once()
+                server.stop_alone()
                 server.start_again()
                 burial.goes_on()
         with server.connect() as on.conn:

@@ -33,7 +33,7 @@ def test_promises_hold_when_the_server_crashes(scratch: Path, tmp_path: Path) ->
         with under_load(on, 2):
             for number, _ in enumerate(between(SECONDS, on, 1, 3)):
                 since = time.monotonic()
-                (server.stop_at_once, server.kill_a_backend, server.kill)[number % 3]()
+                (server.stop_alone, server.kill_a_backend, server.kill)[number % 3]()
                 time.sleep(on.rng.choice([0, 0.5, LEASE]))
                 server.start_again()
                 on.fault("server", since)
@@ -50,7 +50,7 @@ def test_lease_id_is_never_given_twice_although_claims_do_not_wait_for_the_disk(
                 conn.execute("select bartleby.send_many('q', %s)", [Jsonb([{"payload": 1}] * 50)])
                 conn.execute("set synchronous_commit = off")
                 given += [claim(conn).lease for _ in range(50)]
-                server.stop_at_once()
+                server.stop_alone()
             server.start_again()
     assert len(set(given)) == len(given) == 200
 

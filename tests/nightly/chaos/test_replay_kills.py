@@ -173,7 +173,7 @@ def test_plan_survives_a_server_that_crashes(scratch: Path) -> None:
         with persistent(server.dsn, replay_id) as running:
             for _ in range(CRASHES):
                 time.sleep(0.3 + rng.random())
-                server.stop_at_once()
+                server.stop_alone()
                 server.start_again()
             until(lambda: not running.is_alive(), what="the end of the plan")
         with server.connect() as conn:

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 VERBS = {
     # workers do it
     "claim", "start", "extend", "ack", "fail", "reject", "release", "idle", "channel", "reap", "turn", "lease_length",
-    "outlook", "server_trouble", "server_is_young", "open_breaker", "mark_handled", "watch", "handled_keys",
-    "take_duty", "leave_duty", "prune", "regroup", "tally", "fates", "advance_replays", "report_worker", "leave_worker",
+    "outlook", "give_back", "server_trouble", "server_is_young", "open_breaker", "mark_handled", "watch",
+    "handled_keys", "take_duty", "leave_duty", "prune", "regroup", "tally", "fates", "advance_replays",
+    "report_worker", "leave_worker",
     # surfaces do it for their users
     "find_token", "find_password", "open_session", "close_session", "note", "take_answer", "keep_answer", "letter_ids",
     "drop_preview", "exclude_items",

@@ -70,7 +70,7 @@ def create(dsn: str | None, name: str, policy: str, actor: str | None, reason: s
     jitter, schedule   full or none; the delays themselves
     lease              how long a worker may be silent; 60 s
     crash_budget       how many workers a message may kill; 3
-    record_starts      true: no message ever starts more often than max_attempts
+    record_starts      true: each start is on disk before the handler runs
     give_up_after      when not to try again, however often it was tried
     dead_letter_to     a queue for live copies of what died
     invalid_to         a queue for live copies of what cannot be handled
