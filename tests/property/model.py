@@ -187,7 +187,8 @@ class Model:
         assert len(pending) == len(claim.messages)
         until = self.now() + self.queues[queue].lease
         alone = solo or len(pending) == 1
-        limited = (number for number in claim.ids if self.budget(self.message(transaction, number)) == 1)
+        once = self.queues[queue].max_attempts == 1  # then all starts are recorded, also of those that may have more
+        limited = (number for number in claim.ids if once or self.budget(self.message(transaction, number)) == 1)
         blamed = frozenset(claim.ids if alone else limited)
         transaction.leases[claim.lease] = Lease(claim.lease, queue, until, solo, blamed, pending)
 

@@ -26,6 +26,8 @@ declare
   v_ceiling bigint;
   v_lease_id bigint;
   v_record boolean;
+  v_single bigint;
+  v_since timestamptz;
 begin
   perform bartleby.check_isolation();
   perform bartleby.check_claim(p_worker, p_limit, p_lease, p_max_attempts);
@@ -53,9 +55,6 @@ begin
   end if;
   v_recorded := v_reader;
   v_record := v_queue.record_starts or coalesce(p_max_attempts, v_queue.max_attempts) = 1;
-  if v_record and not p_confirm then
-    perform bartleby.wait_for_disk();
-  end if;
   if v_queue.pgmq then
     return query select * from bartleby.pgmq_claim(v_queue, v_reader.id, p_worker, p_limit, v_until, p_confirm, p_max_attempts, p_alone);
     if found then
@@ -64,6 +63,8 @@ begin
     return;
   end if;
   v_lease_id := bartleby.next_lease_id(v_queue.id, v_reader.id);
+  v_single := case when p_alone and not v_record then v_reader.upper + 1 end;
+  v_since := v_now - v_queue.give_up_after;
   for v_round in 1..2 loop
     if num_nonnulls(v_reader.holes, v_reader.young) = 0 and (num_nonnulls(v_reader.late, v_reader.parked) = 0
       or not bartleby.has_ended(coalesce(v_reader.late, '{}') + coalesce(v_reader.parked, '{}'), pg_current_snapshot(),
@@ -71,9 +72,7 @@ begin
       return query
       with batch as materialized (
         select m.position, m.id, m.attempts, m.big, m.cycle, m.payload, m.headers, m.key, m.generation, m.created_at,
-          case when m.solo is not null or m.max_attempts is not null or m.first_failed_at is not null then
-            coalesce(m.solo, (m.max_attempts = 1 or v_queue.record_starts) <> v_record, false)
-            or m.first_failed_at + coalesce(m.patience, v_queue.give_up_after) < v_now end as special
+          m.solo or m.max_attempts = 1 or m.first_failed_at < v_since or m.first_failed_at + m.patience < v_now as special
         from bartleby.log m
         where m.queue = v_queue.id and m.position > v_reader.upper and (v_round = 2 or not exists (
           select from bartleby.deferred d where d.queue = v_queue.id
@@ -85,18 +84,19 @@ begin
           and bool_or(b.special) is not true
       ), granted as (
         insert into bartleby.lease as l (id, granted_at, until, upper, due_at, due_id, worker, pending, late, parked,
-          replayed, alone, started, max_attempts)
+          replayed, alone, max_attempts)
         select v_lease_id, v_now, v_until, s.last, v_reader.due_at, v_reader.due_id, p_worker,
           int8multirange(int8range(v_reader.upper + 1, s.last + 1)), v_reader.late, v_reader.parked,
-          nullif(s.replayed, false), case when s.last = v_reader.upper + 1 and p_alone and not v_record then true end,
-          case when v_record and not p_confirm then int8multirange(int8range(v_reader.upper + 1, s.last + 1)) end,
-          p_max_attempts
+          nullif(s.replayed, false), nullif(s.last = v_single, false), p_max_attempts
         from stretch s returning l.id
       )
       select g.id, b.position, b.id, coalesce(b.attempts, 0) + 1, b.payload, b.headers, b.key, b.generation,
         b.created_at, false, v_record and p_confirm
       from granted g, batch b;
       if found then
+        if v_record and not p_confirm then
+          perform bartleby.start(v_lease_id);
+        end if;
         if v_queue.breaker_state = 'open' or p_beside is not null then
           perform bartleby.settle_in(v_queue, p_beside);
         end if;

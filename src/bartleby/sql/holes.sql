@@ -86,7 +86,7 @@ begin
     where m.queue = p_queue.id and m.position > p_reader.upper order by m.position limit p_limit)
   ), ordered as (
     select s.position, s.solo, s.big, s.cycle, s.passed, row_number() over w as n,
-      s.solo or p_queue.record_starts or coalesce(s.max_attempts, p_max_attempts, p_queue.max_attempts) = 1 as first,
+      s.solo or s.max_attempts = 1 or p_queue.record_starts or coalesce(p_max_attempts, p_queue.max_attempts) = 1 as first,
       s.first_failed_at + coalesce(s.patience, p_queue.give_up_after) < p_now as overdue, count(*) filter (where s.solo) over w as solos, sum(s.big) over w as bytes,
       count(*) filter (where s.passed) over () as passed_rows
     from seen s window w as (order by s.position)

@@ -11,8 +11,8 @@ as $$
 #variable_conflict use_column
 begin
   perform bartleby.pgmq_find(p_queue.name);
-  if not p_confirm and exists (select from bartleby.pgmq_message k
-    where k.queue = p_queue.id and (k.solo or k.max_attempts is not null)) then
+  if not p_confirm and (p_queue.record_starts or coalesce(p_max_attempts, p_queue.max_attempts) = 1 or exists (select from bartleby.pgmq_message k
+    where k.queue = p_queue.id and (k.solo or k.max_attempts is not null))) then
     perform bartleby.wait_for_disk();
   end if;
   return query
@@ -25,7 +25,8 @@ begin
     on conflict (queue, msg_id) where msg_id is not null do update set queue = excluded.queue  -- known since this began
     returning message_id, msg_id, generation
   ), beginning as (
-    select r.msg_id, r.solo or p_queue.record_starts or coalesce(k.max_attempts, p_max_attempts, p_queue.max_attempts) = 1 as first
+    select r.msg_id, coalesce(r.solo or p_queue.record_starts or coalesce(p_max_attempts, p_queue.max_attempts) = 1 or k.max_attempts = 1,
+      false) as first
     from read r left join bartleby.pgmq_message k on k.queue = p_queue.id and k.msg_id = r.msg_id
   ), granted as (  -- as if it had been dead: then ack() asks what has to follow
     insert into bartleby.lease as l (id, granted_at, until, upper, due_at, due_id, worker, pending, replayed, solo, alone,
