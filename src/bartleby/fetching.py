@@ -43,6 +43,8 @@ class Shared:
     claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by who claims, and by a message that runs alone: nothing is claimed meanwhile."""
     idle: set[str] = field(default_factory=set)
+    unsure: set[str] = field(default_factory=set)
+    """Queues that were asked for messages and did not answer: they may have leased some to us."""
     granted: int = 0
     """How many leases there were so far."""
 
@@ -55,8 +57,6 @@ class Fetcher:
         self._queue = lane.handler.queue
         self._shared = shared
         self._seen: int | None = None
-        self._unsure = False
-        """Whether a claim had no answer: it may have leased something to us."""
 
     async def run(self) -> None:
         """Fetch until the worker stops."""
@@ -69,13 +69,12 @@ class Fetcher:
                         await self._lane.wanted.wait()
                 continue
             try:
-                if self._unsure:
+                if self._queue in self._shared.unsure:
                     await self._give_back()
                 if not await self._claim(limit):
                     await self._sleep()
                 pause = 0.05
             except (psycopg.Error, BartlebyError, OSError) as error:
-                self._unsure = True
                 if not passing(error):
                     telemetry.warning("claim.failed", f"nothing could be claimed: {error}", queue=self._queue)
                 with contextlib.suppress(TimeoutError):
@@ -85,9 +84,9 @@ class Fetcher:
 
     async def _give_back(self) -> None:
         async with self._shared.claiming:
-            known = list(self._shared.holding.leases)
+            known = self._shared.holding.known()
             await self._shared.link.run(attendance.give_back(self._queue, self._shared.worker, known))
-            self._unsure = False
+            self._shared.unsure.discard(self._queue)
 
     async def _claim(self, limit: int) -> bool:
         shared = self._shared
@@ -109,7 +108,9 @@ class Fetcher:
         shared = self._shared
         handler = self._lane.handler
         length = handler.lease or await shared.terms.lease(self._queue)
-        alone, asked = not shared.holding.leases and self._lane.runs_at_once(), time.monotonic()
+        alone = not shared.holding.busy() and self._lane.runs_at_once()
+        asked = time.monotonic()
+        shared.unsure.add(self._queue)
         lease = await shared.link.run(
             calls.claim(
                 self._queue,
@@ -122,6 +123,7 @@ class Fetcher:
                 beside=[held.id for held in shared.holding.leases.values() if held.alone],
             )
         )
+        shared.unsure.discard(self._queue)
         if lease is None:
             return None
         shared.granted += 1

@@ -36,6 +36,7 @@ class Holding:
         self.stopping = stopping
         self.lanes: dict[str, Lane] = {}
         self.leases: dict[int, Held] = {}
+        self._past: set[int] = set()
         self._link = link
         self.settler = Settler(link, self._progress, self._settled, self._given_up)
         self._heartbeat = Heartbeat(settings, self._lost_elsewhere, presence)
@@ -90,6 +91,14 @@ class Holding:
         """Return how many messages may run here at once, and how many do."""
         lanes = list(self.lanes.values())
         return sum(lane.concurrency for lane in lanes), sum(lane.running for lane in lanes)
+
+    def busy(self) -> bool:
+        """Return whether this process has anything to do, or a handler that will not end."""
+        return bool(self.leases) or self._all_running() > 0
+
+    def known(self) -> list[int]:
+        """Return the leases that are held here, and those that were lost."""
+        return [*self.leases, *self._past]
 
     def _all_running(self) -> int:
         return sum(lane.running for lane in self.lanes.values())
@@ -195,6 +204,7 @@ class Holding:
 
     def _given_up(self, held: Held) -> None:
         self._heartbeat.forget(held)
+        self._past.add(held.id)
         if held.left > 0:
             self._lost(held)
         else:
@@ -212,6 +222,7 @@ class Holding:
         if held.left <= 0:
             return  # it was just settled, or that is being tried
         held.lost = True
+        self._past.add(held.id)
         self._forget(held)
         self.lanes[held.queue].cancel(held)
         telemetry.warning(

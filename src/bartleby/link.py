@@ -191,7 +191,7 @@ class Link:
                 self.troubled_at = time.monotonic()
                 self.be_careful()
             if passing(error) and self._away_since is None and not self._silent:
-                self._away_since = self.troubled_at
+                self._away_since = time.monotonic()
                 telemetry.warning("database.away", _sentence(error), connection=self._name)
             raise
         if self._away_since is not None:

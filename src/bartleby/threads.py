@@ -197,7 +197,7 @@ class ThreadLane(Lane):
             return self.executor.judge_all([message for _, message in items], error)
 
     def _tell(self, run: Run, settlements: Sequence[Settlement]) -> None:
-        self._outcomes.append((run, settlements, time.monotonic() - run.began))
+        self._outcomes.append((run, settlements, max(0.0, time.monotonic() - run.began)))
         if not self._told:
             self._told = True
             self._call_soon(self._collect)

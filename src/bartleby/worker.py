@@ -206,11 +206,11 @@ class Worker:
             async with asyncio.timeout(_LAST_WORDS):
                 await asyncio.sleep(0.05 if holding.running() else 0)
                 await holding.settler.flush()
-                for queue in holding.lanes:  # an answer to the last claim may have been lost
-                    with contextlib.suppress(psycopg.Error, BartlebyError, OSError):
-                        await self._settles.run(attendance.give_back(queue, self.name, list(holding.leases)))
                 for held in list(holding.leases.values()):
                     # a handler that cannot be stopped still has it; it ends with this process
                     with contextlib.suppress(psycopg.Error, BartlebyError, OSError):
                         await self._settles.run(calls.release(held.id))
+                for queue in list(self._shared.unsure):
+                    with contextlib.suppress(psycopg.Error, BartlebyError, OSError):
+                        await self._settles.run(attendance.give_back(queue, self.name, holding.known()))
         self._settles.abort()

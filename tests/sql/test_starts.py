@@ -1,5 +1,6 @@
 """Starts: attempts never exceed the limit where a start is recorded; what the server is to blame for ends as well."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -7,7 +8,7 @@ from psycopg.rows import dict_row
 
 from tests.kit import sql
 from tests.kit.clock import Clock
-from tests.kit.sql import Claim, Connection
+from tests.kit.sql import Claim, Connect, Connection
 
 pytestmark = pytest.mark.usefixtures("q")
 
@@ -206,3 +207,26 @@ def test_what_a_worker_does_not_know_of_goes_back_at_no_charge(conn: Connection,
     assert sorted(sql.column(conn, held)) == sorted([known.lease, other.lease])
     clock.advance(1)
     assert {(each["attempt"], each["solo"]) for each in sql.claim(conn, 9).messages} == {(1, False)}
+
+
+def test_what_began_or_lapsed_is_not_given_back(conn: Connection, clock: Clock) -> None:
+    """Its worker knew of it, and lost it: whether it is charged is for reap() to say."""
+    sql.send_count(conn, 2)
+    begun = sql.claim(conn).lease
+    conn.execute("select bartleby.start(%s)", [begun])
+    give = "select bartleby.give_back('q', 'w', '{}')"
+    assert sql.value(conn, give) == 0
+    sql.claim(conn)
+    clock.advance(61)
+    assert sql.value(conn, give) == 0
+    assert [found["outcome"] for found in sql.reap(conn)] == ["retry", "retry"]
+
+
+def test_giving_back_waits_for_the_claim_whose_answer_was_lost(conn: Connection, connect: Connect) -> None:
+    sql.send(conn, 1)
+    slow, worker = connect(autocommit=False), connect()
+    sql.claim(slow)
+    give = partial(sql.value, worker, "select bartleby.give_back('q', 'w', '{}')")
+    with sql.waiting(conn, worker, lambda _: give(), for_whom=slow) as giving:
+        slow.commit()
+        assert giving.result() == 1

@@ -19,7 +19,7 @@ from bartleby.link import Link
 from tests.kit import worker as kit
 from tests.kit.own_server import OwnServer
 from tests.kit.sql import value
-from tests.kit.worker import BOTH, Conn, Gate, Program, handler_of, numbered, state, until, working
+from tests.kit.worker import BOTH, CapturedLog, Conn, Gate, Program, handler_of, numbered, state, until, working
 
 APP = """
 import os
@@ -136,6 +136,30 @@ def test_time_of_a_handler_begins_after_its_start_was_recorded(app: Bartleby, mo
         go.set()
         until(lambda: running.worker.counts["done"])
         assert running.end() == {"done": 1}
+
+
+def test_lease_that_is_lost_while_a_start_is_recorded_stops_only_its_message(
+    app: Bartleby, conn: Conn, log: CapturedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, asked, go = Holding.begin, threading.Event(), threading.Event()
+
+    async def begin(self: Holding, held: Held, positions: Sequence[int] | None = None) -> bool:
+        asked.set()
+        await asyncio.to_thread(go.wait, kit.LONG)
+        return await plain(self, held, positions)
+
+    monkeypatch.setattr(Holding, "begin", begin)
+    app.handler("orders", lease=600, retry={"max_attempts": 1})(handler_of(lambda _: None, awaited=False))
+    app.send("orders", 1)
+    with working(app) as running:
+        assert asked.wait(kit.LONG)
+        kit.lapse(conn)
+        kit.renew_now(running.worker)
+        until(lambda: log.of("lease.lost"))
+        go.set()
+        app.send_many("orders", numbered(20))
+        until(lambda: running.worker.counts["done"] == 21)
+        assert running.end()["done"] == 21
 
 
 def end_own_session(dsn: str) -> None:

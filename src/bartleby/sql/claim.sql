@@ -114,7 +114,7 @@ begin
       perform bartleby.settle_in(v_queue, p_beside);
       return;
     end if;
-    exit when (bartleby.reader(v_queue.id)).id = v_recorded.id;
+    exit when (bartleby.reader(v_queue.id)).id = v_recorded.id or bartleby.clock() > v_now + interval '1 second';
     v_recorded := bartleby.reader(v_queue.id);
     v_fresh := false;
     v_reader := bartleby.append_due(v_queue, v_recorded, v_fresh, v_now, p_limit);

@@ -15,6 +15,7 @@ declare
   v_now timestamptz := bartleby.clock();
   v_count bigint;
   v_shielded boolean;
+  v_releases jsonb;
 begin
   select * into v_queue from bartleby.queue q where q.id = bartleby.lease_queue(p_lease.id);
   if v_queue.pgmq then
@@ -23,6 +24,9 @@ begin
     return;
   end if;
   v_shielded := p_outcome = 'failed' and v_queue.breaker_state <> 'closed';
+  if not v_shielded and p_failures @? '$[*] ? (@.verdict == "release")' then
+    v_releases := bartleby.past_releases(v_queue.id, p_failures);
+  end if;
   return query
   with decided as materialized (
     select f.*, case
@@ -50,8 +54,7 @@ begin
       max_attempts integer, give_up_after double precision, reason text, worker text), lateral (
       select * from bartleby.log l where l.queue = v_queue.id and l.position = f.position offset 0) m, lateral (
       select coalesce(make_interval(secs => f.give_up_after), case when p_outcome <> 'failed' then m.patience end)) as o (patience),
-      lateral (select case when f.verdict = 'release' and not v_shielded then (select count(*) from bartleby.attempt a
-        where a.message_id = m.id and a.cycle = coalesce(m.cycle, 1) and a.outcome = 'released') end) as r (releases)
+      lateral (select case when v_releases is not null then (v_releases -> f.position::text)::integer end) as r (releases)
       offset 0) f
   ), ledger as (
     insert into bartleby.attempt (message_id, lease_id, failed_at, retry_at, queue, attempt, cycle, outcome, verdict, rule,
@@ -112,6 +115,18 @@ begin
 end $$;
 comment on function bartleby.decide(bartleby.lease, text, jsonb) is
   'apply the verdict on failures whose positions were taken out of a lease';
+
+-- Beside the decision: what most failures do not ask for is not to make the plan of all of them longer.
+create or replace function bartleby.past_releases(p_queue integer, p_failures jsonb) returns jsonb
+language sql stable
+as $$
+  select jsonb_object_agg(f.position, (select count(*) from bartleby.attempt a
+    where a.message_id = m.id and a.cycle = coalesce(m.cycle, 1) and a.outcome = 'released'))
+  from jsonb_to_recordset(p_failures) as f (position bigint, verdict text), lateral (
+    select l.id, l.cycle from bartleby.log l where l.queue = p_queue and l.position = f.position offset 0) m
+  where f.verdict = 'release'
+$$;
+comment on function bartleby.past_releases(integer, jsonb) is 'by position: how often messages that are to be released were released before';
 
 create or replace function bartleby.release_delay(p_releases bigint) returns interval
 language sql volatile

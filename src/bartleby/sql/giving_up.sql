@@ -46,15 +46,20 @@ create or replace function bartleby.give_up_deferred(p_queue bartleby.queue, p_n
 language plpgsql
 as $$
 declare
-  v_reader bartleby.lease := bartleby.reader(p_queue.id);
+  v_reader bartleby.lease;
   v_lease bartleby.lease;
   v_positions bigint[];
 begin
+  if p_queue.give_up_after is null
+    and not exists (select from bartleby.deferred d where d.queue = p_queue.id and d.patience is not null) then
+    return;
+  end if;
+  v_reader := bartleby.reader(p_queue.id);
   with due as (
     (select d.ctid as place, d.first_failed_at, d.patience from bartleby.deferred d
     where p_queue.give_up_after is not null and d.queue = p_queue.id and d.run_at < p_now
-      and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id) and d.first_failed_at is not null
-    order by d.run_at, d.id limit 10000)
+      and (d.run_at, d.id) > (v_reader.due_at, v_reader.due_id)
+    order by d.run_at, d.id limit 20000)
     union all
     (select d.ctid, d.first_failed_at, d.patience from bartleby.deferred d
     where d.queue = p_queue.id and d.patience is not null and d.run_at >= v_reader.due_at and d.run_at < p_now

@@ -95,7 +95,8 @@ comment on function bartleby.release(bigint, bigint[], interval, boolean) is
   'give positions of a lease back, or all that are left, at no charge; returns how many. p_ran: they ran to their end '
   'and did no harm, so they need not run alone any more';
 
--- A claim whose answer was lost has leased messages to a worker that does not know of them.
+-- A claim whose answer was lost has leased messages to a worker that does not know of them; it may still be under way. What
+-- has begun or lapsed is left to reap().
 create or replace function bartleby.give_back(p_queue text, p_worker text, p_known bigint[]) returns integer
 language plpgsql security definer set search_path = pg_catalog, bartleby, pg_temp
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -105,9 +106,11 @@ declare
   v_lease bigint;
   v_count integer := 0;
 begin
+  perform pg_advisory_xact_lock(v_queue.lock_key);
   for v_lease in
     select l.id from bartleby.open_leases(v_queue.id) o join bartleby.lease l on l.id = o.id
-    where l.worker = p_worker and not l.id = any (p_known) order by l.id for update of l skip locked
+    where l.worker = p_worker and not l.id = any (p_known) and l.started is null and l.until >= bartleby.clock()
+      and not isempty(l.pending) order by l.id for update of l skip locked
   loop
     v_count := v_count + bartleby.put_back(bartleby.take(v_lease, '{}'), bartleby.clock(), null);
   end loop;

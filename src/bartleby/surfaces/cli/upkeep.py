@@ -87,7 +87,8 @@ def _keep_up(opened: Client, until: float) -> None:
     # A call is bounded, so that its locks are short; the duty is renewed by nobody here, so the round is bounded too.
     while (reaped := opened.reap()) and time.monotonic() < until:
         for lease in reaped:
-            said = f"worker {lease.worker} stopped answering: {lease.messages} messages {lease.outcome}"
+            what = "1 message" if lease.messages == 1 else f"{lease.messages} messages"
+            said = f"worker {lease.worker} stopped answering: {what} {lease.outcome}"
             click.echo(printable(f"{lease.queue}: {said}"))
     click.echo(f"segments: {opened.turn()}")
     while opened.tally(_BULK) >= _BULK and time.monotonic() < until:
