@@ -118,7 +118,9 @@ def test_message_of_a_claim_whose_answer_was_lost_is_not_charged(
     assert app.client.attempts(sent) == []
 
 
-def test_time_of_a_handler_begins_after_its_start_was_recorded(app: Bartleby, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def slow_start(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Starts are recorded only when the second event is set; the first says that one is to be."""
     plain, asked, go = Holding.begin, threading.Event(), threading.Event()
 
     async def begin(self: Holding, held: Held, positions: Sequence[int] | None = None) -> bool:
@@ -127,6 +129,13 @@ def test_time_of_a_handler_begins_after_its_start_was_recorded(app: Bartleby, mo
         return await plain(self, held, positions)
 
     monkeypatch.setattr(Holding, "begin", begin)
+    return asked, go
+
+
+def test_time_of_a_handler_begins_after_its_start_was_recorded(
+    app: Bartleby, slow_start: tuple[threading.Event, threading.Event]
+) -> None:
+    asked, go = slow_start
     app.handler("orders", timeout=3600, retry={"max_attempts": 1})(handler_of(lambda _: None, awaited=False))
     app.send("orders", 1)
     with working(app) as running:
@@ -139,16 +148,9 @@ def test_time_of_a_handler_begins_after_its_start_was_recorded(app: Bartleby, mo
 
 
 def test_lease_that_is_lost_while_a_start_is_recorded_stops_only_its_message(
-    app: Bartleby, conn: Conn, log: CapturedLog, monkeypatch: pytest.MonkeyPatch
+    app: Bartleby, conn: Conn, log: CapturedLog, slow_start: tuple[threading.Event, threading.Event]
 ) -> None:
-    plain, asked, go = Holding.begin, threading.Event(), threading.Event()
-
-    async def begin(self: Holding, held: Held, positions: Sequence[int] | None = None) -> bool:
-        asked.set()
-        await asyncio.to_thread(go.wait, kit.LONG)
-        return await plain(self, held, positions)
-
-    monkeypatch.setattr(Holding, "begin", begin)
+    asked, go = slow_start
     app.handler("orders", lease=600, retry={"max_attempts": 1})(handler_of(lambda _: None, awaited=False))
     app.send("orders", 1)
     with working(app) as running:
